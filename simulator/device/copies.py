@@ -23,7 +23,7 @@ from ..report.errors import SimulationError, uninitialized, unsupported
 from .barriers import require_visible
 from .block import COPIES, SOURCES, DeviceBlock
 from .fragments import swizzled
-from .lowering import TensorMap
+from .lowering import Im2colMap, TensorMap
 from .proxies import ProxyView, explain_missing_fence
 from .shared import Source
 from .statements import DeviceStatements, of_threads, shared_address, split_flat
@@ -58,26 +58,60 @@ class Box:
         innermost axis varies fastest."""
         in_bounds: Any = True
         offset: Any = 0
-        rank = len(self._map.box)
-        strides = [self.dtype.itemsize, *self._strides(frame)]
-        for axis, (first, extent, stride, size) in enumerate(
-            zip(self._start(frame), self._shape(frame), strides, self._map.box, strict=True)
-        ):
-            shape = [1] * rank
-            shape[rank - 1 - axis] = size
-            index = uniform(first, frame, self._loc) + np.arange(size).reshape(shape)
-            in_bounds = in_bounds & (index >= 0) & (index < uniform(extent, frame, self._loc))
-            offset = offset + index * uniform(stride, frame, self._loc)
+        strides = [self.dtype.itemsize, *self._integers(frame, self._strides)]
+        shape = self._integers(frame, self._shape)
+        start = self._integers(frame, self._start)
+        for index, extent, stride in zip(self._indices(start, shape), shape, strides, strict=True):
+            in_bounds = in_bounds & (index >= 0) & (index < extent)
+            offset = offset + index * stride
         in_bounds = np.broadcast_to(in_bounds, offset.shape).reshape(-1)
         flat = offset.reshape(-1)[in_bounds] // self.dtype.itemsize
         itemsize = self.dtype.itemsize if self._symmetric else 0
         return tuple(split_flat(flat, self.tensor(frame).shape, itemsize)), in_bounds
+
+    def _integers(self, frame: Frame, values: Any) -> list[int]:
+        return [uniform(value, frame, self._loc) for value in values(frame)]
+
+    def _indices(self, start: list[int], shape: list[int]) -> list[np.ndarray]:
+        """Return the index of each element of the box along each axis, innermost axis first."""
+        rank = len(self._map.box)
+        return [
+            first + np.arange(size).reshape([size if a == axis else 1 for a in range(rank)][::-1])
+            for axis, (first, size) in enumerate(zip(start, self._map.box, strict=True))
+        ]
 
     def addresses(self, start: int) -> np.ndarray:
         """Return the bytes of each element in shared memory, from ``start`` on."""
         itemsize = self.dtype.itemsize
         first = swizzled(start + np.arange(self.count) * itemsize, self._map.swizzle)
         return first[:, None] + np.arange(itemsize)
+
+
+class Windows(Box):
+    """Elements of images that one TMA operation copies in im2col mode: those at one place of each
+    window. The coordinates are followed by the column and row of that place."""
+
+    _map: Im2colMap
+
+    def _indices(self, start: list[int], shape: list[int]) -> list[np.ndarray]:
+        channel, *first, image, across, down = start
+        channels, windows = self._map.box
+        places = [
+            range(low, extent + high, step)
+            for low, high, extent, step in zip(
+                self._map.lower, self._map.upper, shape[1:3], self._map.steps, strict=True
+            )
+        ]
+        wide, tall = map(len, places)
+        x, y = ((i - p.start) // p.step for i, p in zip(first, places, strict=True))
+        window = x + wide * (y + tall * image) + np.arange(windows)[:, None]
+        x, y = window % wide, window // wide % tall
+        return [
+            channel + np.arange(channels)[None],
+            places[0].start + x * places[0].step + across,
+            places[1].start + y * places[1].step + down,
+            window // (wide * tall),
+        ]
 
 
 class Run:
@@ -250,6 +284,13 @@ def tma_load(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     return _load(region, shared, c.mbarrier(barrier, loc), "TMA load", loc)
 
 
+def tma_load_im2col(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    """``tma_load_im2col(descriptor, mbarrier, destination, coordinates ..., offsets ..., hint)``"""
+    windows = Windows(c, c.maps[call.args[0]], list(call.args[3:-1]), loc)
+    shared = shared_address(c, call.args[2], "TMA load", loc)
+    return _load(windows, shared, c.mbarrier(call.args[1], loc), "TMA load", loc)
+
+
 def tma_store(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     """``tma_store(descriptor, source, coordinates ..., adds, hint)``, or
     ``tma_store(destination, source, bytes, adds, hint)``."""
@@ -356,6 +397,7 @@ def register(c: DeviceStatements) -> None:
     c.steps |= {
         COMPLETE: complete_bulk_stores,
         "tl.tma_load": tma_load,
+        "tl.tma_load_im2col": tma_load_im2col,
         "tl.tma_store": tma_store,
         "tl.tma_store_arrive": commit_stores,
         "tl.tma_store_wait": wait_stores,

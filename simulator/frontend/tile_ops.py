@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -279,8 +280,85 @@ def _sizes(c: Statements, extents: list, name: str, loc: str) -> Callable[[Any],
     return lambda frame: tuple(map(int, values(frame)))
 
 
+@dataclass(frozen=True)
+class Windows:
+    """Part of the matrix of all windows of an image: a row for each place of the window, with the
+    elements (row, column, channel) of the window.
+
+    Args:
+        image: the tensor (images, height, width, channels); elements outside of it are zero.
+        block: expressions of the row and column of the part, in units of its shape.
+        shape: rows and columns of the part.
+        kernel, stride, dilation, padding: geometry of the windows.
+    """
+
+    image: Region
+    block: Callable[[Frame], list]
+    shape: tuple[int, int]
+    kernel: int
+    stride: int
+    dilation: int
+    padding: int
+
+    slot = -1
+    scope = "global"
+
+    @property
+    def ref(self) -> GlobalRef | None:
+        return self.image.ref
+
+    @property
+    def loc(self) -> str:
+        return self.image.loc
+
+    def read(
+        self, frame: Frame, op: str, start: Callable[[], Access] | None = None, **_: Any
+    ) -> tuple[np.ndarray, Any]:
+        """Return values and poison; ``start`` as for ``Region.read``."""
+        tensor = self.image.ref.tensor(frame)
+        _, height, width, channels = tensor.shape
+        (rows, columns), blocks = self.shape, self.block(frame)
+        row, column = (
+            uniform(block, frame, self.loc) * extent + np.arange(extent)
+            for block, extent in zip(blocks, self.shape, strict=True)
+        )
+        reach = (self.kernel - 1) * self.dilation + 1 - 2 * self.padding
+        high, wide = ((size - reach) // self.stride + 1 for size in (height, width))
+        image, y, x = row // (high * wide), row // wide % high, row % wide
+        place, channel = column // channels, column % channels
+
+        def position(window: np.ndarray, element: np.ndarray) -> np.ndarray:
+            first = window * self.stride - self.padding
+            return first[:, None] + element * self.dilation
+
+        y, x = position(y, place // self.kernel), position(x, place % self.kernel)
+        index = [np.broadcast_to(i, (rows, columns)) for i in (image[:, None], y, x, channel)]
+        inside = np.logical_and.reduce(
+            [(0 <= i) & (i < n) for i, n in zip(index, tensor.shape, strict=True)]
+        )
+        access = start() if start else frame.block.access(frame.mask.overlapping, op, self.loc)
+        values, bad = tensor.read(tuple(i[inside] for i in index), access)
+        out, poison = np.zeros((rows, columns), tensor.dtype), None
+        out[inside] = values
+        if bad is not None:
+            poison = np.zeros(out.shape, np.bool_)
+            poison[inside] = bad
+        return out, poison
+
+
+def im2col(c: Statements, call: tirx.Call, loc: str) -> Step:
+    image, dst = region(c, call.args[0], loc), region(c, call.args[1], loc)
+    shape = tuple(c.made[dst.slot][0][-2:])
+    block = c.indices(list(call.args[2:4]), "T.im2col", loc)
+    return _copy(c, call, Windows(image, block, shape, *map(int, call.args[4:8])), dst)
+
+
 def copy(c: Statements, call: tirx.Call, loc: str) -> Step:
-    src, dst = region(c, call.args[0], loc), region(c, call.args[1], loc)
+    return _copy(c, call, region(c, call.args[0], loc), region(c, call.args[1], loc))
+
+
+def _copy(c: Statements, call: tirx.Call, src: Region | Windows, dst: Region) -> Step:
+    loc = dst.loc
     op = "T." + call.op.name.rsplit(".", 1)[-1]
     bulk = dst.ref is not None and src.scope.startswith("shared")
     barrier = dict(call.annotations.items()).get("barrier") if call.annotations else None
@@ -304,7 +382,7 @@ def copy(c: Statements, call: tirx.Call, loc: str) -> Step:
     return c.preempted(run, call)
 
 
-def _pipelined_load(c: Statements, call: Any, src: Region, dst: Region, op: str) -> Step:
+def _pipelined_load(c: Statements, call: Any, src: Region | Windows, dst: Region, op: str) -> Step:
     """Compile a load that TileLang makes asynchronous, with a wait before the tile's first use."""
 
     def run(frame: Frame):
@@ -317,7 +395,7 @@ def _pipelined_load(c: Statements, call: Any, src: Region, dst: Region, op: str)
 
 
 def _async_load(
-    c: Statements, call: Any, src: Region, dst: Region, op: str,
+    c: Statements, call: Any, src: Region | Windows, dst: Region, op: str,
     barrier: Callable[[Frame], MBarrier] | None,
 ) -> Step:  # fmt: skip
     """Compile a load to shared memory for which the program waits: at the mbarrier or, if that is
@@ -496,6 +574,7 @@ def register(c: Statements) -> None:
         c.steps[prefix + name] = copy
     for name in ("gemm", "wgmma_gemm"):
         c.steps[prefix + name] = gemm
+    c.steps[prefix + "im2col"] = c.steps[prefix + "c2d_im2col"] = im2col
     c.steps[prefix + "fill"] = fill
     c.steps[prefix + "reduce"] = reduce
     c.steps[prefix + "transpose"] = transpose

@@ -411,3 +411,23 @@ def test_integer_products(run, dtype, transposes):
     left, right = (x.T if t else x for x, t in zip((A, B), transposes, strict=True))
     expected = left.astype(np.int32) @ right.astype(np.int32)
     assert (run(product(dtype, transposes), A=A, B=B)["C"] == expected).all()
+
+
+@pytest.mark.parametrize(("kernel", "stride", "dilation", "padding"), [(3, 1, 1, 1), (1, 2, 1, 0)])
+def test_im2col(kernel, stride, dilation, padding):
+    rows, columns = 32, 16
+
+    @T.prim_func
+    def windows(A: T.Tensor((2, 8, 8, 32), "float16"), B: T.Tensor((rows, columns), "float16")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((rows, columns), "float16")
+            last = kernel * kernel * 2 - 1
+            T.im2col(A, tile, 0, last, kernel, stride, dilation, padding)
+            T.copy(tile, B)
+
+    A = rng.standard_normal((2, 8, 8, 32)).astype(np.float16)
+    padded = np.pad(A, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    place = (kernel - 1) * dilation
+    right = padded[:, place::stride, place::stride, 16:].reshape(-1, columns)[:rows]
+    for options in ({}, {"level": "device"}):
+        assert (tw.simulate(windows, 1, [{"A": A}], epochs=1, **options)[0]["B"] == right).all()
