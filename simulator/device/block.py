@@ -76,8 +76,6 @@ memory by bulk stores and by ``wgmma``."""
 class DeviceBlock(Block):
     """Block of a device function."""
 
-    has_replicas = True
-
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.agents = Agents(self.order, self.name_of_agent)

@@ -46,7 +46,7 @@ class SharedPlace:
 class DeviceStatements(Statements):
     """Compiler of device functions."""
 
-    widens = False
+    widens = guards = False
 
     def __init__(self) -> None:
         super().__init__()

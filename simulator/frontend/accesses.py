@@ -1,7 +1,6 @@
 """Loads and stores of single elements, by one thread, several threads, or a T.Parallel.
 
-As in TileLang, an access out of bounds in T.Parallel loads zero or stores nothing. Outside of
-T.Parallel, it is a fault.
+As in TileLang, an access out of bounds of global memory loads zero or stores nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +32,8 @@ class GlobalRef:
     name: str
     op: str
     loc: str
+    clips: bool = False
+    """True if TileLang guards the access: out of bounds, it loads zero or stores nothing."""
 
     def tensor(self, frame: Frame) -> Tensor:
         return frame.block.tensors[self.name]
@@ -135,9 +136,8 @@ def is_poisoned(poison: Any, frame: Frame) -> bool:
 def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
     """Return values and poison of ordinary loads."""
     tensor = ref.tensor(frame)
-    clips = frame.space is not None
     key, covered, space = select(
-        frame, ref.name, tensor.shape, index, ref.loc, tensor.symmetric, clips
+        frame, ref.name, tensor.shape, index, ref.loc, tensor.symmetric, ref.clips
     )
     if space is None or (covered is None and _acts_together(frame, space)):
         access = element_access(frame, ref, frame.mask.overlapping, tensor, index, covered)
@@ -160,7 +160,6 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
     if not tensor.symmetric and is_poisoned(poison, frame):
         use = f"what is stored to {ref.name} is computed from"
         raise uninitialized(use, frame.block, ref.loc)
-    clips = frame.space is not None
     values = convert(values, tensor.dtype)
     if isinstance(values, np.ndarray) and any(isinstance(i, np.ndarray) for i in index):
         space = np.broadcast_shapes(values.shape, *(np.shape(i) for i in index))
@@ -170,7 +169,7 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
         if values is None:
             return
     key, covered, space = select(
-        frame, ref.name, tensor.shape, index, ref.loc, tensor.symmetric, clips
+        frame, ref.name, tensor.shape, index, ref.loc, tensor.symmetric, ref.clips
     )
     if space == ():
         return
@@ -181,7 +180,7 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
         tensor.write(key, values, access, poison)
         return
     values = np.broadcast_to(values, space)
-    if frame.space is None and frame.block.has_replicas:
+    if frame.space is None:
         covered = _without_replicas(frame, tensor, index, values, covered)
     for thread_groups, in_group in _per_group(frame, covered, space):
         part = tuple(np.broadcast_to(i, space)[in_group] for i in index)

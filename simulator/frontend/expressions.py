@@ -369,7 +369,7 @@ class Expressions:
         values = self.indices(load.indices, buffer.name, loc)
         node = self.node()
         if buffer.data in self.globals:
-            ref = GlobalRef(self.globals[buffer.data], "load", loc)
+            ref = GlobalRef(self.globals[buffer.data], "load", loc, self.guards)
             values = self.in_whole(buffer, values, loc)
 
             def value(frame: Frame):

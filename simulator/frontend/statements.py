@@ -46,6 +46,9 @@ class Statements(Expressions):
     """True if atomics of TileLang on symmetric tensors have system scope, which ``make_coherent``
     gives them later."""
 
+    guards = True
+    """True if accesses of global memory have no guards yet, which TileLang gives them later."""
+
     def __init__(self) -> None:
         super().__init__()
         self.symmetric: set[tirx.Var] = set()
@@ -253,7 +256,7 @@ class Statements(Expressions):
         value, poison = expr.value, expr.poison or (lambda frame: None)
         read = self._shared_tiles(stmt.value)
         if buffer.data in self.globals:
-            ref = GlobalRef(self.globals[buffer.data], "store", loc)
+            ref = GlobalRef(self.globals[buffer.data], "store", loc, self.guards)
             index = self.in_whole(buffer, index, loc)
 
             def run(frame: Frame):

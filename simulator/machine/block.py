@@ -244,9 +244,6 @@ class BulkStore:
 class Block:
     """State of one block, on which its coroutine works."""
 
-    has_replicas = False
-    """True if several threads may store their equal copies of a value to one element."""
-
     def __init__(
         self, machine: Any, launch: Launch, number: int, order: BlockOrder, env: list
     ) -> None:

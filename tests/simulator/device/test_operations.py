@@ -431,3 +431,33 @@ def test_im2col(kernel, stride, dilation, padding):
     right = padded[:, place::stride, place::stride, 16:].reshape(-1, columns)[:rows]
     for options in ({}, {"level": "device"}):
         assert (tw.simulate(windows, 1, [{"A": A}], epochs=1, **options)[0]["B"] == right).all()
+
+
+@T.prim_func
+def guarded(A: T.Tensor((N,), "int32"), B: T.Tensor((N,), "int32"), C: T.Tensor((4,), "int32")):
+    with T.Kernel(1, threads=N):
+        t = T.get_thread_binding()
+        for k in T.serial(2):
+            B[t * 2 + k] = A[t + 96 * k - 32] + 1
+        T.atomic_add(C[t], 1)
+
+
+def test_accesses_out_of_bounds_are_guarded(run):
+    A = integers(9, N)
+    out = run(guarded, A=A, C=np.zeros(4, np.int32))
+    right = np.zeros((N, 2), np.int32)
+    right[32:, 0] = A[:32]
+    assert (out["B"] == right.reshape(-1)[:N] + 1).all()
+    assert out["C"].tolist() == [1] * 4
+
+
+@T.prim_func
+def replicas(A: T.Tensor((32,), "int32"), B: T.Tensor((32,), "int32")):
+    with T.Kernel(1, threads=128):
+        t = T.get_thread_binding()
+        B[t % 32] = A[t % 32] + 1
+
+
+def test_equal_values_of_several_threads_are_stored(run):
+    A = integers(9, 32)
+    assert (run(replicas, A=A)["B"] == A + 1).all()
