@@ -33,8 +33,8 @@ from .statements import Statements
 class Box(NamedTuple):
     """Elements of a region that are inside its tensor or tile."""
 
-    inside: tuple[slice, ...]
-    """The part of the tensor."""
+    inside: tuple[Any, ...]
+    """The part of the tensor: slices or, for a reshaped view, arrays of indices."""
     part: tuple[slice, ...]
     """This part, in indices of the region."""
     shape: tuple[int, ...]
@@ -58,6 +58,16 @@ def _clipped(starts: tuple[int, ...], extents: tuple[int, ...], shape: tuple[int
     return Box(tuple(inside), tuple(part), extents, is_whole)
 
 
+@lru_cache(maxsize=1 << 10)
+def _viewed(
+    starts: tuple[int, ...], extents: tuple[int, ...], view: tuple[int, ...], shape: tuple[int, ...]
+) -> Box:
+    """Return the box of a view of a tensor; ``inside`` has indices of the tensor."""
+    box = _clipped(starts, extents, view)
+    places = np.ix_(*(np.arange(part.start, part.stop) for part in box.inside))
+    return box._replace(inside=np.unravel_index(np.ravel_multi_index(places, view), shape))
+
+
 class Region(NamedTuple):
     """Box of a tensor or tile, by starts and extents."""
 
@@ -68,8 +78,8 @@ class Region(NamedTuple):
     name: str
     scope: str
     loc: str
-    view: tuple[int, ...] | None = None
-    """Shape of a reshaped view, which the box covers entirely."""
+    view: Callable[[Frame], tuple[int, ...]] | None = None
+    """Shape of a reshaped view, in whose indices the box is."""
     constant: Box | None = None
     """Box of a tile if its starts and extents are constants."""
 
@@ -85,7 +95,9 @@ class Region(NamedTuple):
                 break
         if symmetric and not 0 <= starts[0] <= shape[0] - extents[0]:
             raise out_of_bounds(frame, self.name, shape, starts, self.loc)
-        return _clipped(tuple(starts), extents, shape)
+        if self.view is None:
+            return _clipped(tuple(starts), extents, shape)
+        return _viewed(tuple(starts), extents, self.view(frame), tuple(shape))
 
     def read(
         self, frame: Frame, op: str, start: Callable[[], Access] | None = None,
@@ -124,8 +136,6 @@ class Region(NamedTuple):
                 values, bad = tensor.read(box.inside, access)
         if bad is not None and not bad.any():
             bad = None
-        if self.view is not None:
-            return values.reshape(self.view), None if bad is None else bad.reshape(self.view)
         if box.is_whole:
             return values, bad
         full, poison = np.zeros(box.shape, dtype), None
@@ -209,7 +219,7 @@ class Region(NamedTuple):
         if fragment is not None:
             shape = frame.tile(fragment.slot).shape
             elements = fragment.box(frame, shape, False).inside
-            if math.prod(part.stop - part.start for part in elements) != math.prod(box.shape):
+            if np.zeros(shape, np.bool_)[elements].size != math.prod(box.shape):
                 return None
         loop = frame.mask.loop(tuple(n for n in shape if n != 1))
         if loop is None or frame.space is not None:
@@ -228,8 +238,6 @@ def _fit(values: Any, shape: tuple, region: Region) -> Any:
     """Reshape ``values`` to the shape of the box. Axes of extent 1 may differ."""
     if not isinstance(values, np.ndarray) or values.shape == shape or not values.ndim:
         return values
-    if region.view is not None and np.size(values) == np.prod(shape):
-        return values.reshape(shape)
     if [n for n in np.shape(values) if n != 1] != [n for n in shape if n != 1]:
         raise unsupported(
             f"a copy of shape {np.shape(values)} to {region.name} of shape {shape}", region.loc
@@ -250,25 +258,19 @@ def region(c: Statements, node: Any, loc: str) -> Region:
     origin = c.indices(starts, buffer.name, loc)
     if buffer.data in c.globals or buffer.data in c.tiles:
         c.require_type(buffer, loc)
-    if buffer.data in c.globals:
-        if c.is_reshaped(buffer):
-            raise unsupported(f"an operation on tiles of {buffer.name}, a reshaped view,", loc)
-        ref, slot = GlobalRef(c.globals[buffer.data], "", loc), -1
-    elif buffer.data in c.tiles:
-        ref, slot = None, c.tiles[buffer.data]
-        tile_shape, view = c.made[slot][0], tuple(int(n) for n in buffer.shape)
-        if tile_shape != view:
-            if [c.constant(e) for e in extents] != list(view):
-                raise unsupported(f"a part of {buffer.name}, a reshaped view", loc)
-            box = _clipped((0,) * len(tile_shape), tile_shape, tile_shape)
-            return Region(origin, sizes, None, slot, buffer.name, buffer.scope(), loc, view, box)
-        literals = [c.constant(e) for e in (*starts, *extents)]
-        if None not in literals:
-            box = _clipped(tuple(literals[: len(starts)]), sizes(None), tile_shape)
-            return Region(origin, sizes, ref, slot, buffer.name, buffer.scope(), loc, None, box)
     else:
         raise unsupported(f"tensor {buffer.name} in {c.memory_of(buffer)} memory", loc)
-    return Region(origin, sizes, ref, slot, buffer.name, buffer.scope(), loc)
+    ref, slot, view, box = None, c.tiles.get(buffer.data, -1), None, None
+    literals = [c.constant(e) for e in (*starts, *extents)]
+    if buffer.data in c.globals:
+        ref = GlobalRef(c.globals[buffer.data], "", loc)
+    if c.is_reshaped(buffer):
+        if buffer.data in c.symmetric:
+            raise unsupported(f"an operation on tiles of {buffer.name}, a reshaped view,", loc)
+        view = _sizes(c, list(buffer.shape), buffer.name, loc)
+    elif ref is None and None not in literals:
+        box = _clipped(tuple(literals[: len(starts)]), sizes(None), c.made[slot][0])
+    return Region(origin, sizes, ref, slot, buffer.name, buffer.scope(), loc, view, box)
 
 
 def _sizes(c: Statements, extents: list, name: str, loc: str) -> Callable[[Any], tuple[int, ...]]:
