@@ -17,6 +17,7 @@ from ...codegen.names import names_kept
 from ...passes.ir.host import bound_operators
 from ...passes.ir.walk import calls_in, op_name
 from ..frontend.program import lowered as tile_level
+from ..frontend.workspaces import with_workspaces
 
 HEAP_STRIDE = 1 << 30
 """Distance in bytes between the heaps of two ranks. TMA descriptors hold strides below 2^40."""
@@ -89,7 +90,7 @@ def lowered(
         TileWeaveError: ``func`` is not a ``T.prim_func``.
     """
     tiles = tile_level(func, world_size)
-    func, stock = passes.split_options(func, {})
+    func, stock = passes.split_options(with_workspaces(func), {})
     program = passes.for_group(func, world_size, HEAP_STRIDE) if shared is None else shared
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
     context = tvm.transform.PassContext(config=dict(stock)) if stock else nullcontext()

@@ -295,11 +295,6 @@ class Statements(Expressions):
             if scope == "shared.barrier":
                 self.barriers.setdefault(buffer.data, len(self.barriers))
                 continue
-            if scope == "global":
-                raise unsupported(
-                    f"global memory {buffer.name}, allocated in a kernel,",
-                    line_of_span(buffer.span) or loc,
-                )
             slot = self.tiles.setdefault(buffer.data, len(self.tiles))
             shape = tuple(int(n) for n in buffer.shape)
             self.made[slot] = shape, numpy_dtype(buffer.dtype)

@@ -461,3 +461,20 @@ def replicas(A: T.Tensor((32,), "int32"), B: T.Tensor((32,), "int32")):
 def test_equal_values_of_several_threads_are_stored(run):
     A = integers(9, 32)
     assert (run(replicas, A=A)["B"] == A + 1).all()
+
+
+@T.prim_func
+def workspaces(A: T.Tensor((N,), "int32"), B: T.Tensor((2, N), "int32")):
+    between = T.alloc_global((2, N), "int32")
+    with T.Kernel(2, threads=N) as block:
+        own = T.alloc_global((2, N), "int32")
+        for i in T.Parallel(N):
+            own[block, i] = A[i] + block
+        T.copy(own[block, :], between[1 - block, :])
+    with T.Kernel(2, threads=N) as block:
+        T.copy(between[block, :], B[block, :])
+
+
+def test_alloc_global(run):
+    A = integers(9, N)
+    assert (run(workspaces, A=A)["B"] == [A + 1, A]).all()
