@@ -192,8 +192,8 @@ class Case:
 
 def _implicit_tensors(parameter: Implicit, machine: Machine, inferred: bool) -> list[Tensor]:
     """Return an implicit tensor of all ranks, zeroed as on a GPU. Scratch memory of inferred
-    programs and of ``T.alloc_global`` stays poison, because they must not read it before a launch has written it; but words
-    with flags may be polled before."""
+    programs and of ``T.alloc_global`` stays poison, because it must not be read before a launch has
+    written it; but words with flags may be polled before."""
     dtype, world_size = numpy_dtype(parameter.dtype), machine.world_size
 
     def tensor(rank: int) -> Tensor:

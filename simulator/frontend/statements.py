@@ -11,7 +11,7 @@ from tvm import DataType, tirx
 
 from ...passes.ir.accesses import READS, touches_in
 from ...passes.ir.pipelined_loops import is_pipelined
-from ...passes.ir.walk import line_of, line_of_span, nodes_in, variables_in
+from ...passes.ir.walk import line_of, nodes_in, variables_in
 from ..machine.block import Frame, MBarrier, Tile
 from ..machine.steps import (
     SPIN,
