@@ -478,3 +478,33 @@ def workspaces(A: T.Tensor((N,), "int32"), B: T.Tensor((2, N), "int32")):
 def test_alloc_global(run):
     A = integers(9, N)
     assert (run(workspaces, A=A)["B"] == [A + 1, A]).all()
+
+
+@tw.stand_in("unpack<int32>")
+def _unpack(packed, out, shift):
+    out[:, ::2], out[:, 1::2] = packed & 15, packed >> 4
+    out += shift
+
+
+tw.stand_in("twice")(lambda x: 2 * x)
+
+
+@T.prim_func
+def external_functions(A: T.Tensor((N, 4), "int8"), B: T.Tensor((N, 8), "int32")):
+    with T.Kernel(1, threads=N):
+        t = T.get_thread_binding()
+        packed, out = T.alloc_local((5,), "int8"), T.alloc_local((8,), "int32")
+        for k in T.serial(4):
+            packed[1 + k] = A[t, k]
+        T.call_extern(
+            "handle", "unpack<int32>",
+            T.access_ptr(packed[1], "r", extent=4), T.access_ptr(out[0], "w", extent=8), t,
+        )  # fmt: skip
+        for k in T.serial(8):
+            B[t, k] = T.call_extern("int32", "twice", out[k])
+
+
+def test_stand_ins_of_external_functions(run):
+    A = integers(127, N, 4, dtype="int8")
+    right = np.stack([A & 15, A >> 4], axis=-1).reshape(N, 8) + np.arange(N)[:, None]
+    assert (run(external_functions, A=A)["B"] == 2 * right).all()

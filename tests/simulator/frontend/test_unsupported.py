@@ -34,7 +34,7 @@ def sparse(A: T.Tensor((N, 32), "float16"), C: T.Tensor((N, N), "float32")):
         T.gemm_sp(a, e, b, c)  # HERE
 
 
-@refused("my_function")
+@refused(r"T.call_extern of my_function without @tw.stand_in\('my_function'\)")
 def extern(A: T.Tensor((4,), "int32")):
     with T.Kernel(1, threads=32) as _:
         T.call_extern("handle", "my_function", A.data)  # HERE
