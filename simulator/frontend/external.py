@@ -24,7 +24,8 @@ def stand_in(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a NumPy function that the simulator calls in place of the CUDA function ``name`` of
     ``T.call_extern``.
 
-    It is called once for all threads that make the call, with an argument for each of theirs:
+    It is called once for all threads, or points of a ``T.Parallel``, that make the call, with an
+    argument for each of theirs:
 
     - a pointer to registers: an array (threads, elements), from the pointer to the end of the
       buffer. The function writes results into it.
@@ -49,8 +50,8 @@ def _dp4a(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> None:
     total[:, 0] += (a[:, :4].astype(np.int32) * b[:, :4]).sum(axis=1, dtype=np.int32)
 
 
-for _name in ("TL_IKET_EVENT", "TL_IKET_EVENT_PAYLOAD_F", "TL_IKET_EVENT_PAYLOAD_U"):
-    stand_in(_name)(lambda *_: None)  # events of a profiler
+for _kind in ("", "_PAYLOAD_F32", "_PAYLOAD_U32"):
+    stand_in(f"TL_IKET_EVENT{_kind}")(lambda *_: None)  # events of a profiler
 
 
 class _Registers(NamedTuple):
@@ -94,17 +95,17 @@ def extern_value(c: Statements, call: tirx.Call, loc: str) -> Expr:
     dtype = None if call.dtype in ("handle", "void") else numpy_dtype(call.dtype)
 
     def value(frame: Frame):
-        if frame.space is not None:
-            raise unsupported(f"T.call_extern of {name} in T.Parallel", loc)
-        threads, arguments, registers = frame.mask.threads, [], []
+        arguments, registers = [], []
         for operand in operands:
             if isinstance(operand, _Registers):
+                if frame.space is not None:
+                    raise unsupported(f"T.call_extern of {name} with a pointer in T.Parallel", loc)
                 key, argument = operand.read(frame)
                 registers.append((frame.tile(operand.slot), key, argument))
             else:
                 argument = operand.value(frame)
                 if isinstance(argument, np.ndarray):
-                    argument = argument[threads][:, None]
+                    argument = np.broadcast_to(argument, frame.shape)[frame.on][:, None]
             arguments.append(argument)
         result = function(*arguments)
         for tile, key, argument in registers:
@@ -112,8 +113,8 @@ def extern_value(c: Statements, call: tirx.Call, loc: str) -> Expr:
             tile.set_poison(key, None)
         if dtype is None or result is None:
             return None
-        results = np.zeros(frame.mask.on.shape, dtype)
-        results[threads] = convert(np.reshape(result, -1), dtype)
+        results = np.zeros(frame.shape, dtype)
+        results[frame.on] = convert(np.reshape(result, -1), dtype)
         return results if frame.mask.single is None else results[frame.mask.single]
 
     return Expr(value)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from tilelang import tvm
+from tilelang import transform, tvm
 from tvm import tirx
 
 from ... import passes
@@ -108,8 +108,10 @@ def synchronized(func: tirx.PrimFunc) -> tirx.PrimFunc:
     Raises:
         SimulationError: the elements of a tensor or a tile are vectors.
     """
-    mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
-    (func,) = passes.run("tile", mod).functions.values()
+    mod = passes.run("tile", tvm.IRModule({str(func.attrs["global_symbol"]): func}))
+    if hasattr(transform, "CanonicalizeLegacyReducer"):  # TileLang 0.1.14 and later
+        mod = transform.CanonicalizeLegacyReducer()(mod)
+    (func,) = mod.functions.values()
     tiles = [tile for block in nodes_in(func.body, tirx.SBlock) for tile in block.alloc_buffers]
     for buffer in (*func.buffer_map.values(), *tiles):
         loc = line_of_span(buffer.span) or first_line(func.body)

@@ -67,7 +67,10 @@ class Statements(Expressions):
         """Compilers of calls that are statements, by operator."""
         self.thread_cuts: set[int] = {0, 1}
         """Thread numbers at which conditions divide the threads of a block."""
-        self.thread_slots: set[tirx.Var] = set()
+        self.thread_slots: dict[tirx.Var, int] = {}
+        """Axis of each thread index."""
+        self.reducer: tirx.CommReducer | None = None
+        """Combiner of the enclosing reduction of threads."""
         self.polls: list[Callable[[Frame], Iterator[Any]]] = []
         """Polls in the expressions of the current statement, which precede it."""
 
@@ -240,7 +243,7 @@ class Statements(Expressions):
 
     def _bind_thread(self, var: tirx.Var, axis: int) -> Step:
         slot = self.new_slot(var)
-        self.thread_slots.add(var)
+        self.thread_slots[var] = axis
         self.sound.add(var)
 
         def run(frame: Frame):
@@ -285,6 +288,8 @@ class Statements(Expressions):
         return list(dict.fromkeys(self.tiles[d] for d in data if d in self.tiles))
 
     def _on_AttrStmt(self, stmt, loc: str) -> Step:
+        if stmt.attr_key == "reduce_scope":
+            self.reducer = stmt.node
         return self.statement(stmt.body, loc)
 
     def _on_SBlockRealize(self, stmt, loc: str) -> Step:

@@ -508,3 +508,43 @@ def test_stand_ins_of_external_functions(run):
     A = integers(127, N, 4, dtype="int8")
     right = np.stack([A & 15, A >> 4], axis=-1).reshape(N, 8) + np.arange(N)[:, None]
     assert (run(external_functions, A=A)["B"] == 2 * right).all()
+
+
+@T.prim_func
+def exchanges(A: T.Tensor((4, 16), "float32"), B: T.Tensor((4, 16), "float32")):
+    with T.Kernel(1, threads=(16, 4)):
+        x, y = T.get_thread_binding(0), T.get_thread_binding(1)
+        own, most = T.alloc_local((1,), "float32"), T.alloc_local((1,), "float32")
+        own[0] = A[y, x]
+        with T.attr(
+            T.comm_reducer(lambda a, b: T.max(a, b), [T.min_value("float32")]), "reduce_scope",
+            T.reinterpret(T.uint64(0), dtype="handle"),
+        ):  # fmt: skip
+            T.evaluate(
+                T.tvm_thread_allreduce(T.uint32(1), own[0], True, most[0], x, dtype="handle")
+            )
+        B[y, x] = most[0] + T.tvm_warp_shuffle(0xFFFFFFFF, own[0], x ^ 1, 16, 16)
+
+
+def test_exchanges_of_threads_by_tvm(run):
+    A = rng.standard_normal((4, 16)).astype(np.float32)
+    assert (run(exchanges, A=A)["B"] == A.max(1)[:, None] + A[:, np.arange(16) ^ 1]).all()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.skipif(not hasattr(T, "reducer_init"), reason="TileLang 0.1.14 and later")
+def test_legacy_reducers(run):
+    @T.prim_func
+    def legacy(A: T.Tensor((16, N), "float32"), B: T.Tensor((16,), "float32")):
+        with T.Kernel(1, threads=N):
+            x = T.alloc_fragment((16, N), "float32")
+            total = T.alloc_reducer((16,), "float32", op="sum", replication="all")
+            T.copy(A, x)
+            T.clear(total)
+            for i, j in T.Parallel(16, N):
+                total[i] += x[i, j]
+            T.finalize_reducer(total)
+            T.copy(total, B)
+
+    A = rng.standard_normal((16, N)).astype(np.float32)
+    np.testing.assert_allclose(run(legacy, A=A)["B"], A.sum(1), rtol=1e-4, atol=1e-4)

@@ -56,13 +56,6 @@ def match_all(A: T.Tensor((32,), "int32")):
         A[t] = T.Cast("int32", T.match_all_sync(A[t]))  # HERE
 
 
-@refused("finalize_reducer")
-def legacy_reducer(A: T.Tensor((32,), "int32")):
-    with T.Kernel(1, threads=32) as _:
-        total = T.alloc_reducer((32,), "int32", op="sum", replication="all")
-        T.finalize_reducer(total)  # HERE
-
-
 @refused("a loop outside a kernel")
 def loop_of_kernels(A: T.Tensor((32,), "int32")):
     for k in T.serial(3):  # HERE
