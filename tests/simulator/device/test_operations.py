@@ -548,3 +548,23 @@ def test_legacy_reducers(run):
 
     A = rng.standard_normal((16, N)).astype(np.float32)
     np.testing.assert_allclose(run(legacy, A=A)["B"], A.sum(1), rtol=1e-4, atol=1e-4)
+
+
+@T.prim_func
+def kernels_of_several_sizes(A: T.Tensor((32, N), "int32"), B: T.Tensor((32, N), "int32")):
+    with T.Kernel(1, threads=256):
+        with T.ws(1):
+            x = T.alloc_fragment((32, N), "int32")
+            T.copy(A, x)
+            for i, j in T.Parallel(32, N):
+                B[i, j] = x[i, j] + 1
+    with T.Kernel(1, threads=32):
+        for j in T.Parallel(N):
+            B[0, j] = 0
+
+
+def test_kernels_of_several_sizes(run):
+    A = integers(9, 32, N)
+    right = A + 1
+    right[0] = 0
+    assert (run(kernels_of_several_sizes, A=A)["B"] == right).all()
