@@ -83,6 +83,14 @@ class DeviceStatements(Statements):
 
         return Step(run, True)
 
+    def _on_For(self, stmt: Any, loc: str) -> Step:
+        if stmt.kind == tirx.ForKind.PARALLEL:  # CUDA has a loop of each thread
+            stmt = tirx.For(
+                stmt.loop_var, stmt.min, stmt.extent, tirx.ForKind.SERIAL, stmt.body, None,
+                stmt.annotations, stmt.step,
+            )  # fmt: skip
+        return super()._on_For(stmt, loc)
+
     def _on_AllocBuffer(self, stmt: Any, loc: str) -> Step:
         buffer, scope = stmt.buffer, stmt.buffer.scope()
         count = math.prod(int(n) for n in buffer.shape)
