@@ -63,6 +63,8 @@ def _is_equal(samples: Samples, places: Places, statement: Statement, lowered: t
     regions = list(stmt.value.args[:2]) if is_copy else []
     if any(op_name(region) != "tl.region" for region in regions) or _updates_reducer(stmt):
         return True
+    if any(buffer.data in samples.permuted for _, buffer, _ in touches_in(stmt)):
+        return True
     for number in samples.choose(statement, regions):
         values = samples.values(number)
         try:
@@ -82,7 +84,9 @@ def _updates_reducer(stmt: tirx.Stmt) -> bool:
     return any(
         store.buffer.scope() == FRAGMENT
         and not variables.issubset({v for index in store.indices for v in variables_in(index)})
-        and any(load.buffer.same_as(store.buffer) for load in nodes_in(store.value, tirx.BufferLoad))
+        and any(
+            load.buffer.same_as(store.buffer) for load in nodes_in(store.value, tirx.BufferLoad)
+        )
         for store in nodes_in(stmt, tirx.BufferStore)
     )
 

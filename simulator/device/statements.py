@@ -111,7 +111,8 @@ class DeviceStatements(Statements):
         if not scope.startswith("local"):
             raise unsupported(f"{buffer.name} in {scope} memory", loc)
         slot = self.tiles.setdefault(buffer.data, len(self.tiles))
-        shape, dtype = (count,), numpy_dtype(buffer.dtype)
+        lanes = buffer.dtype.lanes
+        shape, dtype = (count, lanes) if lanes > 1 else (count,), numpy_dtype(buffer.dtype)
         self.made[slot] = shape, dtype
 
         def registers(frame: Frame):
@@ -184,7 +185,10 @@ class DeviceStatements(Statements):
         """Convert the flat index of a buffer to the indices of its tensor."""
         if buffer.data in self.tiles:
             self.require_type(buffer, loc)
-            return values
+            lanes = self.made[self.tiles[buffer.data]][0][1:]
+            if not lanes:
+                return values
+            return lambda frame: [np.asarray(values(frame)[0])[..., None], np.arange(*lanes)]
         name = self.globals[buffer.data]
         dtype = numpy_dtype(self.declared[buffer.data].dtype)
         stored = np.dtype(np.int8) if dtype == np.bool_ else dtype

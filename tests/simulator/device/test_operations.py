@@ -568,3 +568,58 @@ def test_kernels_of_several_sizes(run):
     right = A + 1
     right[0] = 0
     assert (run(kernels_of_several_sizes, A=A)["B"] == right).all()
+
+
+def test_packed_maximum_of_halves(run):
+    @T.prim_func
+    def packed(A: T.Tensor((N, 8), "float16"), B: T.Tensor((N,), "float16")):
+        with T.Kernel(1, threads=32):
+            x, y = T.alloc_fragment((N, 8), "float16"), T.alloc_fragment((N,), "float16")
+            T.copy(A, x)
+            T.reduce_max(x, y, dim=1)
+            T.copy(y, B)
+
+    A = rng.standard_normal((N, 8)).astype(np.float16)
+    assert (run(packed, A=A)["B"] == A.max(1)).all()
+
+
+@T.prim_func
+def views_in_bulk(A: T.Tensor((4, 16, N), "float16"), B: T.Tensor((N, N), "float16")):
+    with T.Kernel(1, threads=128):
+        rows, tile = T.Tensor((N, N), "float16", A.data), T.alloc_shared((N, N), "float16")
+        T.copy(rows, tile)
+        T.copy(tile, B)
+
+
+def test_bulk_copies_of_views(run):
+    A = rng.standard_normal((4, 16, N)).astype(np.float16)
+    assert (run(views_in_bulk, A=A)["B"] == A.reshape(N, N)).all()
+
+
+@T.prim_func
+def layout_of_a_tensor(A: T.Tensor((4, N), "float32"), B: T.Tensor((4, N), "float32")):
+    with T.Kernel(1, threads=N):
+        T.annotate_layout({A: T.Layout(A.shape, lambda i, j: [j, i])})
+        T.copy(A[0:4, :], B[0:4, :])
+
+
+def test_statements_of_tensors_with_a_layout_are_no_wrong_translation(run):
+    A = rng.standard_normal((4, N)).astype(np.float32)
+    run(layout_of_a_tensor, A=A)
+
+
+@T.prim_func
+def copies_of_threads(A: T.Tensor((N, 8), "float16"), B: T.Tensor((N, 8), "float16")):
+    with T.Kernel(1, threads=N):
+        t, tile = T.get_thread_binding(), T.alloc_shared((N, 8), "float16")
+        T.ptx_cp_async(T.access_ptr(tile[t, 0], "w", 8), T.access_ptr(A[N - 1 - t, 0], "r", 8), 8)
+        T.ptx_commit_group()
+        T.ptx_wait_group(0)
+        T.sync_threads()
+        for i, j in T.Parallel(N, 8):
+            B[i, j] = tile[N - 1 - i, j]
+
+
+def test_cp_async(run):
+    A = rng.standard_normal((N, 8)).astype(np.float16)
+    assert (run(copies_of_threads, A=A)["B"] == A).all()
