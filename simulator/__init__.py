@@ -1,6 +1,7 @@
 """Runs the programs of W ranks on the CPU, with weak memory, and explains their faults."""
 
 from .explore.exhaustive import Exploration
+from .frontend.external import stand_in
 from .inputs.default_inputs import INITIAL_ZEROS, described_inputs
 from .machine.executable import Executable
 from .mutation import Mutant, mutate
@@ -21,6 +22,7 @@ __all__ = [
     "mutate",
     "refused",
     "simulate",
+    "stand_in",
     "validate",
 ]
 

@@ -220,15 +220,16 @@ class Case:
 
 def _implicit_tensors(parameter: Implicit, machine: Machine, inferred: bool) -> list[Tensor]:
     """Return an implicit tensor of all ranks, zeroed as on a GPU. Scratch memory of inferred
-    programs stays poison, because they must not read it before a launch has written it; but words
-    with flags may be polled before."""
+    programs and of ``T.alloc_global`` stays poison, because it must not be read before a launch has
+    written it; but words with flags may be polled before."""
     dtype, world_size = numpy_dtype(parameter.dtype), machine.world_size
 
     def tensor(rank: int) -> Tensor:
         shape = (world_size, *parameter.shape) if parameter.symmetric else parameter.shape
         tensor = Tensor(machine.memory, parameter.name, shape, dtype, written=True)
         tensor.inserted = not parameter.scratch
-        if parameter.flagged or not (parameter.scratch and inferred):
+        is_scratch = parameter.scratch and (inferred or not parameter.symmetric)
+        if parameter.flagged or not is_scratch:
             tensor.give((Ellipsis,), np.zeros(shape, dtype))
         if parameter.segments:
             tensor.segments = Segments(tensor, parameter.segments, parameter.segment)

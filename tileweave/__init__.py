@@ -45,7 +45,14 @@ if _TYPE_CHECKING:  # at run time __getattr__ imports them
     from .interpreter import interpret
     from .ops import prepare, tune
     from .runtime.trace.recording import trace
-    from .simulator import SimulationError, SimulationWarning, mutate, simulate, validate
+    from .simulator import (
+        SimulationError,
+        SimulationWarning,
+        mutate,
+        simulate,
+        stand_in,
+        validate,
+    )
 
 _activate()
 
@@ -74,6 +81,7 @@ __all__ = [
     "prepare",
     "rank",
     "simulate",
+    "stand_in",
     "stats",
     "symmetric",
     "trace",
@@ -90,6 +98,7 @@ _LAZY = {
     "mutate": ".simulator",
     "prepare": ".ops",
     "simulate": ".simulator",
+    "stand_in": ".simulator",
     "trace": ".runtime.trace.recording",
     "tune": ".ops",
     "validate": ".simulator",

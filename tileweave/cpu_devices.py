@@ -31,7 +31,7 @@ def cuda_is_cpu(arch: str) -> Iterator[None]:
     """Let torch report one GPU of ``arch`` whose tensors are in CPU memory, in this thread.
 
     Moves between CPU and ``cuda`` copy. TileLang's ``do_bench`` runs its function once and returns
-    NaN. Not covered: ``torch.Generator(device="cuda")``, CUDA graphs, kernels of Triton.
+    NaN. Not covered: CUDA graphs, kernels of Triton.
     """
     capability = (int(arch[3]), int(arch[4]))
     properties = SimpleNamespace(
@@ -51,6 +51,7 @@ def cuda_is_cpu(arch: str) -> Iterator[None]:
         "get_device_capability": capability,
         "get_device_name": properties.name,
         "get_device_properties": properties,
+        "get_rng_state": torch.get_rng_state(),
         "is_available": True,
         "is_bf16_supported": True,
         "max_memory_allocated": 0,
@@ -59,12 +60,14 @@ def cuda_is_cpu(arch: str) -> Iterator[None]:
     }
     values |= dict.fromkeys(
         ("empty_cache", "init", "manual_seed", "manual_seed_all", "reset_peak_memory_stats",
-         "set_device", "set_stream", "synchronize")
+         "set_device", "set_rng_state", "set_stream", "synchronize")
     )  # fmt: skip
     functions = {name: _constant(value) for name, value in values.items()}
     with ExitStack() as stack:
         stack.enter_context(patch.multiple(torch.cuda, Event=_Event, Stream=_Stream, **functions))
-        stack.enter_context(patch.multiple(torch, set_default_device=_constant(None)))
+        stack.enter_context(
+            patch.multiple(torch, set_default_device=_constant(None), Generator=_Generator)
+        )
         stack.enter_context(
             patch.multiple(
                 cuda_driver, get_cuda_device_properties=functions["get_device_properties"]
@@ -123,6 +126,13 @@ def _on_cpu(device: Any) -> Any:
         device = torch.device(device)
     is_cuda = isinstance(device, torch.device) and device.type == "cuda"
     return torch.device("cpu") if is_cuda else device
+
+
+class _Generator(torch.Generator):
+    """Generator of the CPU, which stands for one of any device."""
+
+    def __new__(cls, device: Any = None) -> _Generator:
+        return super().__new__(cls)
 
 
 class _Stream:

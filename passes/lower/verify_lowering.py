@@ -8,7 +8,7 @@ from tvm import tirx
 from ...builtins.errors import MisloweredError
 from ..ir.accesses import touches_in
 from ..ir.tma import TMA_COPY
-from ..ir.walk import is_parallel, location, op_name, rewrite_children, variables_in
+from ..ir.walk import is_parallel, location, nodes_in, op_name, rewrite_children, variables_in
 from ..lowering.operations import CALLS
 from ..lowering.places import FRAGMENT, Places, Unknown
 from ..lowering.points import Points
@@ -61,18 +61,34 @@ def _is_equal(samples: Samples, places: Places, statement: Statement, lowered: t
     stmt = statement.body
     is_copy = isinstance(stmt, tirx.Evaluate) and op_name(stmt.value) in _COPIES
     regions = list(stmt.value.args[:2]) if is_copy else []
-    if any(op_name(region) != "tl.region" for region in regions):
+    if any(op_name(region) != "tl.region" for region in regions) or _updates_reducer(stmt):
+        return True
+    if any(buffer.data in samples.permuted for _, buffer, _ in touches_in(stmt)):
         return True
     for number in samples.choose(statement, regions):
         values = samples.values(number)
         try:
             expected = _writes_of_tile(places, stmt, values)
-            actual = _writes_of_threads(places, samples, statement, lowered, values)
+            actual = _writes_of_threads(places, statement, lowered, values)
         except (Unknown, NotEvaluable):
             return True
         if actual is not None and not np.array_equal(expected, actual):
             return False
     return True
+
+
+def _updates_reducer(stmt: tirx.Stmt) -> bool:
+    """Return whether points of a ``T.Parallel`` add to one register: each thread has a part of the
+    sum until TileLang adds them up."""
+    variables = {loop.loop_var for loop in nodes_in(stmt, tirx.For) if is_parallel(loop)}
+    return any(
+        store.buffer.scope() == FRAGMENT
+        and not variables.issubset({v for index in store.indices for v in variables_in(index)})
+        and any(
+            load.buffer.same_as(store.buffer) for load in nodes_in(store.value, tirx.BufferLoad)
+        )
+        for store in nodes_in(stmt, tirx.BufferStore)
+    )
 
 
 def _writes_of_tile(places: Places, stmt: tirx.Stmt, values: dict) -> np.ndarray:
@@ -88,15 +104,15 @@ def _writes_of_tile(places: Places, stmt: tirx.Stmt, values: dict) -> np.ndarray
 
 
 def _writes_of_threads(
-    places: Places, samples: Samples, statement: Statement, lowered: tirx.Stmt, values: dict
+    places: Places, statement: Statement, lowered: tirx.Stmt, values: dict
 ) -> np.ndarray | None:
     """Return the writes of the threads that execute ``lowered``; None if there are none."""
     transfers = LoweredTransfers(places, CALLS)
-    thread = samples.thread
+    thread = statement.thread
     if thread is None:
         return None
-    values = {**values, thread: np.arange(samples.threads)}
-    points = Points(values, samples.threads, transfers.load, thread)
+    values = {**values, thread: np.arange(statement.threads)}
+    points = Points(values, statement.threads, transfers.load, thread)
     for condition in statement.conditions:
         if thread in variables_in(condition):
             points = points.where(points.at_all(condition).astype(bool))

@@ -31,10 +31,14 @@ class Statement:
     Attributes:
         body: the statement.
         conditions: conditions that hold when it runs.
+        thread: variable of the first axis of the threads of its kernel.
+        threads: extent of this axis.
     """
 
     body: tirx.Stmt
     conditions: tuple[tirx.PrimExpr, ...]
+    thread: tirx.Var | None
+    threads: int
 
 
 def marked_statements(func: tirx.PrimFunc) -> dict[int, tirx.Stmt]:
@@ -48,8 +52,7 @@ class Samples(Points):
 
     Attributes:
         statements: the marked statements, by number.
-        thread: variable of the first axis of the threads.
-        threads: extent of this axis.
+        permuted: pointers of the tensors in global memory with an annotated layout.
     """
 
     def __init__(self, func: tirx.PrimFunc) -> None:
@@ -58,7 +61,10 @@ class Samples(Points):
         self._exact: set[tirx.Var] = set()
         self._assumptions: list[tirx.PrimExpr] = []
         self.statements: dict[int, Statement] = {}
-        self.threads = 1
+        layouts = [b.annotations.get("layout_map", {}) for b in nodes_in(func.body, tirx.SBlock)]
+        tensors = {buffer.data for buffer in func.buffer_map.values()}
+        self.permuted = {buffer.data for layout in layouts for buffer in layout} & tensors
+        self._threads: tuple[tirx.Var | None, int] = None, 1
         self._visit(func.body, ())
 
     def choose(self, statement: Statement, regions: Sequence[tirx.Call]) -> list[int]:
@@ -69,7 +75,7 @@ class Samples(Points):
         """
         holds = np.ones(_COUNT, bool)
         for condition in (*self._assumptions, *statement.conditions):
-            if self.thread is None or self.thread not in variables_in(condition):
+            if statement.thread is None or statement.thread not in variables_in(condition):
                 holds &= self._value_or(condition, 1).astype(bool)
         inside = holds.copy()
         for region in regions:
@@ -127,7 +133,7 @@ class Samples(Points):
 
     def _visit(self, stmt: tirx.Stmt, conditions: tuple[tirx.PrimExpr, ...]) -> None:
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == MARK:
-            self.statements[int(stmt.value)] = Statement(stmt.body, conditions)
+            self.statements[int(stmt.value)] = Statement(stmt.body, conditions, *self._threads)
             return
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == _ASSUMPTION:
             self._assumptions.append(stmt.node)
@@ -135,7 +141,7 @@ class Samples(Points):
         elif isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
             var = stmt.node.var
             if stmt.node.thread_tag == _X:
-                self.thread, self.threads = var, int(stmt.value)
+                self._threads = var, int(stmt.value)
             else:
                 self._bind_range(var, tirx.IntImm(var.dtype, 0), stmt.value)
         elif isinstance(stmt, tirx.For):

@@ -24,7 +24,7 @@ from ..report.errors import SimulationError, uninitialized, unsupported
 from .barriers import require_visible
 from .block import COPIES, SOURCES, DeviceBlock
 from .fragments import swizzled
-from .lowering import TensorMap
+from .lowering import Im2colMap, TensorMap
 from .proxies import ProxyView, explain_missing_fence
 from .shared import Chunks, Source
 from .statements import DeviceStatements, of_threads, shared_address, split_flat
@@ -57,28 +57,17 @@ class Box:
     def key(self, frame: Frame) -> tuple[tuple, np.ndarray]:
         """Return the index of the elements inside the tensor, and their mask in the box, whose
         innermost axis varies fastest."""
+        tensor = self.tensor(frame)
+        start, shape, strides = (
+            [uniform(value, frame, self._loc) for value in values(frame)]
+            for values in (self._start, self._shape, self._strides)
+        )
+        strides = [self.dtype.itemsize, *strides]
+        if (parts := self._parts(tensor, start, shape, strides)) is not None:
+            return parts, np.ones(self.count, np.bool_)
         in_bounds: Any = True
         offset: Any = 0
-        rank, tensor = len(self._map.box), self.tensor(frame)
-        starts, extents, strides = (
-            [uniform(value, frame, self._loc) for value in values]
-            for values in (
-                self._start(frame),
-                self._shape(frame),
-                [self.dtype.itemsize, *self._strides(frame)],
-            )
-        )
-        parts = [slice(a, a + n) for a, n in zip(starts, self._map.box, strict=True)]
-        is_inside = all(0 <= p.start and p.stop <= n for p, n in zip(parts, extents, strict=True))
-        is_packed = tensor.data.strides == tuple(strides[::-1])
-        if is_packed and is_inside and not (tensor.written or tensor.symmetric):
-            return tuple(parts[::-1]), np.ones(self.count, np.bool_)
-        for axis, (first, extent, stride, size) in enumerate(
-            zip(starts, extents, strides, self._map.box, strict=True)
-        ):
-            shape = [1] * rank
-            shape[rank - 1 - axis] = size
-            index = first + np.arange(size).reshape(shape)
+        for index, extent, stride in zip(self._indices(start, shape), shape, strides, strict=True):
             in_bounds = in_bounds & (index >= 0) & (index < extent)
             offset = offset + index * stride
         in_bounds = np.broadcast_to(in_bounds, offset.shape).reshape(-1)
@@ -86,9 +75,57 @@ class Box:
         itemsize = self.dtype.itemsize if self._symmetric else 0
         return tuple(split_flat(flat, tensor.shape, itemsize)), in_bounds
 
+    def _parts(
+        self, tensor: Tensor, start: list[int], shape: list[int], strides: list[int]
+    ) -> tuple[slice, ...] | None:
+        """Return the box as slices; None if its elements must be accessed one by one."""
+        parts = [slice(n, n + size) for n, size in zip(start, self._map.box, strict=True)]
+        is_inside = all(0 <= p.start and p.stop <= n for p, n in zip(parts, shape, strict=True))
+        is_packed = tensor.data.strides == tuple(strides[::-1])
+        is_read = not (tensor.written or tensor.symmetric)
+        return tuple(parts[::-1]) if is_inside and is_packed and is_read else None
+
+    def _indices(self, start: list[int], shape: list[int]) -> list[np.ndarray]:
+        """Return the index of each element of the box along each axis, innermost axis first."""
+        rank = len(self._map.box)
+        return [
+            first + np.arange(size).reshape([size if a == axis else 1 for a in range(rank)][::-1])
+            for axis, (first, size) in enumerate(zip(start, self._map.box, strict=True))
+        ]
+
     def chunks(self, start: int, count: int) -> Chunks:
         """Return the bytes of ``count`` elements in shared memory, from ``start`` on."""
         return _chunks(start, count * self.dtype.itemsize, self._map.swizzle)
+
+
+class Windows(Box):
+    """Elements of images that one TMA operation copies in im2col mode: those at one place of each
+    window. The coordinates are followed by the column and row of that place."""
+
+    _map: Im2colMap
+
+    def _parts(self, *_: Any) -> None:
+        return None
+
+    def _indices(self, start: list[int], shape: list[int]) -> list[np.ndarray]:
+        channel, *first, image, across, down = start
+        channels, windows = self._map.box
+        places = [
+            range(low, extent + high, step)
+            for low, high, extent, step in zip(
+                self._map.lower, self._map.upper, shape[1:3], self._map.steps, strict=True
+            )
+        ]
+        wide, tall = map(len, places)
+        x, y = ((i - p.start) // p.step for i, p in zip(first, places, strict=True))
+        window = x + wide * (y + tall * image) + np.arange(windows)[:, None]
+        x, y = window % wide, window // wide % tall
+        return [
+            channel + np.arange(channels)[None],
+            places[0].start + x * places[0].step + across,
+            places[1].start + y * places[1].step + down,
+            window // (wide * tall),
+        ]
 
 
 class Run:
@@ -270,6 +307,13 @@ def tma_load(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     return _load(region, shared, c.mbarrier(barrier, loc), "TMA load", loc)
 
 
+def tma_load_im2col(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    """``tma_load_im2col(descriptor, mbarrier, destination, coordinates ..., offsets ..., hint)``"""
+    windows = Windows(c, c.maps[call.args[0]], list(call.args[3:-1]), loc)
+    shared = shared_address(c, call.args[2], "TMA load", loc)
+    return _load(windows, shared, c.mbarrier(call.args[1], loc), "TMA load", loc)
+
+
 def tma_store(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     """``tma_store(descriptor, source, coordinates ..., adds, hint)``, or
     ``tma_store(destination, source, bytes, adds, hint)``."""
@@ -374,6 +418,7 @@ def register(c: DeviceStatements) -> None:
     c.steps |= {
         COMPLETE: complete_bulk_stores,
         "tl.tma_load": tma_load,
+        "tl.tma_load_im2col": tma_load_im2col,
         "tl.tma_store": tma_store,
         "tl.tma_store_arrive": commit_stores,
         "tl.tma_store_wait": wait_stores,

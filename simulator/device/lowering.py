@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import tilelang
@@ -16,10 +17,12 @@ from ...codegen.names import names_kept
 from ...passes.ir.host import bound_operators
 from ...passes.ir.walk import calls_in, op_name
 from ..frontend.program import lowered as tile_level
+from ..frontend.workspaces import with_workspaces
 
 HEAP_STRIDE = 1 << 30
 """Distance in bytes between the heaps of two ranks. TMA descriptors hold strides below 2^40."""
 _TENSOR_MAP = "__tvm_tensormap_create_tiled"
+_IM2COL_MAP = "__tvm_tensormap_create_im2col"
 _SWIZZLES = (0, 32, 64, 128)
 """Bytes of the rows of a swizzle, by the number that cuTensorMapEncodeTiled uses."""
 
@@ -41,6 +44,20 @@ class TensorMap:
     strides: tuple[Any, ...]
     box: tuple[int, ...]
     swizzle: int
+
+
+@dataclass(frozen=True)
+class Im2colMap(TensorMap):
+    """A TMA descriptor of windows of images; its box has channels and windows.
+
+    Attributes:
+        steps: distances between windows along width and height.
+        lower, upper: corners of the first elements of all windows, relative to those of an image.
+    """
+
+    steps: tuple[int, ...]
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -73,7 +90,7 @@ def lowered(
         TileWeaveError: ``func`` is not a ``T.prim_func``.
     """
     tiles = tile_level(func, world_size)
-    func, stock = passes.split_options(func, {})
+    func, stock = passes.split_options(with_workspaces(func), {})
     program = passes.for_group(func, world_size, HEAP_STRIDE) if shared is None else shared
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
     context = tvm.transform.PassContext(config=dict(stock)) if stock else nullcontext()
@@ -103,6 +120,8 @@ def _packed_calls(
             launches.append(list(call.args))
         elif name == _TENSOR_MAP:
             tensor_maps[call.args[1]] = _tensor_map(list(call.args[2:]))
+        elif name == _IM2COL_MAP:
+            tensor_maps[call.args[1]] = _im2col_map(list(call.args[2:]))
         elif name.startswith("__tvm_tensormap"):
             raise TileWeaveError(f"simulate: {name} is not simulated; expected {_TENSOR_MAP}")
     arguments = {
@@ -112,6 +131,21 @@ def _packed_calls(
         if isinstance(argument, tirx.Var)
     }
     return [functions[name.value] for name, *_ in launches], arguments, tensor_maps
+
+
+def _im2col_map(args: list[Any]) -> Im2colMap:
+    """Return the descriptor of the arguments of ``cuTensorMapEncodeIm2col``: type, rank, address,
+    shape, strides, element strides, corners, windows, channels, interleave, swizzle, promotion,
+    fill."""
+    rank = int(args[1])
+    parts = iter(args[3:])
+    shape, strides, steps = (tuple(islice(parts, rank)) for _ in range(3))
+    lower, upper = (tuple(map(int, islice(parts, rank - 2))) for _ in range(2))
+    windows, channels, _, swizzle, *_ = map(int, parts)
+    return Im2colMap(
+        args[2].name, shape, strides[1:], (channels, windows), _SWIZZLES[swizzle],
+        tuple(map(int, steps[1:-1])), lower, upper,
+    )  # fmt: skip
 
 
 def _tensor_map(args: list[Any]) -> TensorMap:

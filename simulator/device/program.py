@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from tvm import tirx
@@ -59,11 +60,16 @@ class DeviceProgram(Program):
         c.maps, self._bound = below.descriptors, below.bound
         self._start(tiles, world_size, c, operations)
         self._declare(tiles, c.new_slot)
-        self._tensors = {buffer.name: buffer for buffer in tiles.buffer_map.values()}
+        buffers = list(tiles.buffer_map.values())
+        self._tensors = {b.data.name: b for b in buffers} | {b.name: b for b in buffers}
+        """Tensors by their names and those of their pointers, which views change."""
+        c.maps = {
+            param: replace(m, tensor=self._tensors[m.tensor].name) for param, m in c.maps.items()
+        }
         self._symmetric = {tensor.name for tensor in heap_tensors(tiles)}
-        for name in self._tensors.keys() - self._symmetric:
-            if not is_packed(buffer := self._tensors[name]):
-                text = f"{name} with strides {tuple(buffer.strides)} below the tile level"
+        for buffer in buffers:
+            if buffer.name not in self._symmetric and not is_packed(buffer):
+                text = f"{buffer.name} with strides {tuple(buffer.strides)} below the tile level"
                 raise unsupported(text, self.name)
         slots = (s for s in c.slots.items() if s[1] != self.rank_slot)
         self._named = {variable.name: slot for variable, slot in slots}

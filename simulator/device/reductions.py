@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ..frontend import debug_ops
+from ..frontend import debug_ops, external
 from ..frontend.expressions import Expr
 from ..machine.block import Frame
 from ..machine.steps import Step
@@ -134,7 +134,7 @@ def all_reduce(c: DeviceStatements, call: tirx.Call, loc: str) -> Expr:
     """``AllReduce<...>::run(value, workspace)``."""
     reduction = _reduction(call.args[0].value, loc)
     if reduction is None:
-        return debug_ops.extern_value(c, call, loc)
+        return external.extern_value(c, call, loc)
     expr = c.compile(call.args[1], loc)
     workspace = _workspace(c, call.args[2] if len(call.args) > 2 else None, loc)
 

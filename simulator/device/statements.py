@@ -47,7 +47,7 @@ class SharedPlace:
 class DeviceStatements(Statements):
     """Compiler of device functions."""
 
-    widens = False
+    widens = guards = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,6 +84,14 @@ class DeviceStatements(Statements):
 
         return Step(run, True)
 
+    def _on_For(self, stmt: Any, loc: str) -> Step:
+        if stmt.kind == tirx.ForKind.PARALLEL:  # CUDA has a loop of each thread
+            stmt = tirx.For(
+                stmt.loop_var, stmt.min, stmt.extent, tirx.ForKind.SERIAL, stmt.body, None,
+                stmt.annotations, stmt.step,
+            )  # fmt: skip
+        return super()._on_For(stmt, loc)
+
     def _on_AllocBuffer(self, stmt: Any, loc: str) -> Step:
         buffer, scope = stmt.buffer, stmt.buffer.scope()
         count = math.prod(int(n) for n in buffer.shape)
@@ -104,7 +112,8 @@ class DeviceStatements(Statements):
         if not scope.startswith("local"):
             raise unsupported(f"{buffer.name} in {scope} memory", loc)
         slot = self.tiles.setdefault(buffer.data, len(self.tiles))
-        shape, dtype = (count,), numpy_dtype(buffer.dtype)
+        lanes = buffer.dtype.lanes
+        shape, dtype = (count, lanes) if lanes > 1 else (count,), numpy_dtype(buffer.dtype)
         self.made[slot] = shape, dtype
 
         def registers(frame: Frame):
@@ -177,7 +186,10 @@ class DeviceStatements(Statements):
         """Convert the flat index of a buffer to the indices of its tensor."""
         if buffer.data in self.tiles:
             self.require_type(buffer, loc)
-            return values
+            lanes = self.made[self.tiles[buffer.data]][0][1:]
+            if not lanes:
+                return values
+            return lambda frame: [np.asarray(values(frame)[0])[..., None], np.arange(*lanes)]
         name = self.globals[buffer.data]
         dtype = numpy_dtype(self.declared[buffer.data].dtype)
         stored = np.dtype(np.int8) if dtype == np.bool_ else dtype

@@ -1,7 +1,6 @@
 """Loads and stores of single elements, by one thread, several threads, or a T.Parallel.
 
-As in TileLang, an access out of bounds in T.Parallel loads zero or stores nothing. Outside of
-T.Parallel, it is a fault.
+As in TileLang, an access out of bounds of global memory loads zero or stores nothing.
 """
 
 from __future__ import annotations
@@ -34,6 +33,8 @@ class GlobalRef:
     name: str
     op: str
     loc: str
+    clips: bool = False
+    """True if TileLang guards the access: out of bounds, it loads zero or stores nothing."""
 
     def tensor(self, frame: Frame) -> Tensor:
         return frame.block.tensors[self.name]
@@ -139,9 +140,8 @@ def lanes_of(values: Any, frame: Frame) -> np.ndarray | None:
 def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
     """Return values and poison of ordinary loads."""
     tensor = ref.tensor(frame)
-    clips = frame.space is not None
     key, covered, space = select(
-        frame, ref.name, tensor.shape, index, ref.loc, tensor.symmetric, clips
+        frame, ref.name, tensor.shape, index, ref.loc, tensor.symmetric, ref.clips
     )
     if space is None or (covered is None and _acts_together(frame, space)):
         access = element_access(frame, ref, frame.mask.overlapping, tensor, index, covered)
@@ -164,7 +164,6 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
     if not tensor.symmetric and is_poisoned(poison, frame):
         use = f"what is stored to {ref.name} is computed from"
         raise uninitialized(use, frame.block, ref.loc)
-    clips = frame.space is not None
     values = convert(values, tensor.dtype)
     if isinstance(values, np.ndarray) and any(isinstance(i, np.ndarray) for i in index):
         space = np.broadcast_shapes(values.shape, *(np.shape(i) for i in index))
@@ -174,7 +173,7 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
         if values is None:
             return
     key, covered, space = select(
-        frame, ref.name, tensor.shape, index, ref.loc, tensor.symmetric, clips
+        frame, ref.name, tensor.shape, index, ref.loc, tensor.symmetric, ref.clips
     )
     if space == ():
         return

@@ -222,10 +222,16 @@ def accessed_by(
 
 
 def words_at(frame: Frame, ref: GlobalRef, tensor: Tensor, index: tuple, lanes: int) -> list[tuple]:
-    """Return the indices of ``lanes`` consecutive words, which must be inside the tensor."""
+    """Return the indices of ``lanes`` consecutive words; none if a guard skips the access.
+
+    Raises:
+        SimulationError: they are not inside the tensor, and no guard skips them.
+    """
     shape = tensor.shape
-    in_bounds = all(0 <= i < n for i, n in zip(index, shape, strict=True))
-    if not in_bounds or index[-1] + lanes > shape[-1]:
+    in_bounds = [0 <= i < n for i, n in zip(index, shape, strict=True)]
+    if not all(in_bounds) or index[-1] + lanes > shape[-1]:
+        if ref.clips and (in_bounds[0] or not tensor.symmetric):
+            return []
         raise out_of_bounds(frame, ref.name, shape, index, ref.loc)
     if lanes > 1:
         require_aligned(frame, tensor, index, lanes * tensor.dtype.itemsize, ref.op, ref.loc)

@@ -7,6 +7,7 @@ import numpy as np
 from tvm import tirx
 
 from ...passes.ir.operators import COMPLETE, HOLD
+from ...passes.ir.walk import base_of
 from ..machine.block import Frame
 from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.order import CTA
@@ -86,6 +87,22 @@ def wait_stores(c: Statements, call: tirx.Call, loc: str) -> Step:
 
 def commit_stores(c: Statements, call: tirx.Call, loc: str) -> Step:
     return Step(lambda frame: frame.block.commit(frame.mask))
+
+
+def copy_async(c: Statements, call: tirx.Call, loc: str) -> Step:
+    """T.ptx_cp_async(destination, source, elements, [predicate]): a copy of each thread. It is
+    complete at once, since the threads of a block are not checked in shared memory."""
+    count = int(call.args[2])
+
+    def vector(pointer: tirx.Call) -> tuple[tirx.Buffer, list[tirx.PrimExpr]]:
+        buffer, (*outer, last) = c.pointee(pointer, loc)
+        return buffer, [*outer, tirx.Ramp(base_of(last), 1, count)]
+
+    (dst, place), (src, index) = map(vector, call.args[:2])
+    stmt: tirx.Stmt = tirx.BufferStore(dst, tirx.BufferLoad(src, index), place)
+    if len(call.args) > 3:
+        stmt = tirx.IfThenElse(call.args[3], stmt, None)
+    return c.statement(stmt, loc)
 
 
 def arrive(c: Statements, call: tirx.Call, loc: str) -> Step:
@@ -215,6 +232,8 @@ def register(c: Statements) -> None:
         HOLD: nothing,  # it only prevents reordering of statements
         "tl.tma_store_wait": wait_stores,
         "tl.tma_store_arrive": commit_stores,
+        "tl.ptx_cp_async": copy_async,
+        "tl.ptx_cp_async_barrier_noinc": arrive,
         "tirx.ptx_arrive_barrier": arrive,
         "tl.ptx_arrive_barrier": arrive,
         "tl.mbarrier_wait_parity": wait_parity,

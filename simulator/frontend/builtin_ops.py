@@ -47,7 +47,9 @@ def _load(c: Statements, pointer: Pointer, word: Word, lanes: int) -> Expr:
         for thread_groups, at, index, _ in places(frame, pointer.index(frame), each_thread=False):
             words = words_at(frame, word.ref, tensor, index, lanes)
             accessed = accessed_by(frame, tensor, words, at)
-            loaded = word.load_all(frame, tensor, words, thread_groups, accessed=accessed)
+            loaded = [(tensor.dtype.type(0), False)] * lanes
+            if words:
+                loaded = word.load_all(frame, tensor, words, thread_groups, accessed=accessed)
             values = [v for v, _ in loaded]
             results.append((at, values[0] if lanes == 1 else np.array(values)))
             bad.append((at, any(b for _, b in loaded)))
@@ -77,6 +79,8 @@ def _store(c: Statements, pointer: Pointer, expr: Expr, word: Word, lanes: int, 
             frame, at, stored, each_thread=True, lanes=lanes
         ):
             words = words_at(frame, word.ref, tensor, index, lanes)
+            if not words:
+                continue
             values = [convert(v, tensor.dtype) for v in ([element] if lanes == 1 else element)]
             accessed = accessed_by(frame, tensor, words, place)
             word.store(frame, tensor, words, thread_groups, values, accessed)
@@ -108,6 +112,7 @@ def _change(
                     lambda old, args=args: convert(combine(old, *args), tensor.dtype),
                     accessed_by(frame, tensor, [i], place),
                 ))  # fmt: skip
+            olds = olds or [tensor.dtype.type(0)] * lanes
             results.append((place, olds[0] if lanes == 1 else np.array(olds)))
         return gather(frame, results, tensor.dtype, lanes)
 
@@ -284,7 +289,7 @@ def _word_of(
     if scope == "gpu" and sem != "relaxed" and _drops_order(kind, returns, pointer.dtype):
         pointer.op += f" (relaxed: TileLang drops memory_order={sem!r})"
         sem = "relaxed"
-    return Word(pointer.ref, sem, scope)
+    return Word(replace(pointer.ref, clips=c.guards), sem, scope)
 
 
 def _drops_order(kind: str, returns: bool, dtype: np.dtype) -> bool:
@@ -302,7 +307,7 @@ def _space_atomic(frame: Frame, pointer: Pointer, value: Expr, combine: Any, wor
     space = frame.space
     index = [np.broadcast_to(i, space) for i in pointer.index(frame)]
     key, covered, _ = select(
-        frame, tensor.name, tensor.shape, index, loc, tensor.symmetric, clips=True
+        frame, tensor.name, tensor.shape, index, loc, tensor.symmetric, word.ref.clips
     )
     values = np.broadcast_to(convert(operand, tensor.dtype), space)
     groups = frame.mask.overlapping

@@ -10,16 +10,17 @@ from tvm import tirx
 from ..machine.block import Frame
 from ..machine.steps import Step
 from ..memory.shadow import text_of_region
-from ..report.errors import SimulationError, unsupported
+from ..report.errors import SimulationError
+from . import external
 from .expressions import Expr
 from .statements import Statements
 
 
 def call_extern(c: Statements, call: tirx.Call, loc: str) -> Step:
-    """Compile T.print, which TileLang lowers to these external functions; refuse others."""
+    """Compile T.print, which TileLang lowers to these external functions, and others."""
     name = str(call.args[0].value)
     if name not in ("debug_print_var", "debug_print_buffer_value", "debug_print_msg"):
-        raise unsupported(f"T.call_extern of {name}", loc)
+        return external.call_extern(c, call, loc)
     texts = [a.value for a in call.args[1:] if isinstance(a, tirx.StringImm)]
     values = [c.compile(a, loc) for a in call.args[1:] if not isinstance(a, tirx.StringImm)]
     if name == "debug_print_buffer_value":
@@ -83,10 +84,6 @@ def _text(values: np.ndarray, poison: np.ndarray) -> str:
     return texts[0] if len(set(texts)) == 1 else f"[{' '.join(texts)}]"
 
 
-def extern_value(c: Statements, call: tirx.Call, loc: str) -> Expr:
-    raise unsupported(f"T.call_extern of {call.args[0].value}", loc)
-
-
 def device_assert(c: Statements, call: tirx.Call, loc: str) -> Step:
     holds = c.condition(call.args[0], loc)
     text, *lines = call.args[1].value.splitlines() if len(call.args) > 1 else ("T.device_assert",)
@@ -109,5 +106,5 @@ def device_assert(c: Statements, call: tirx.Call, loc: str) -> Step:
 def register(c: Statements) -> None:
     """Register the debugging operations."""
     c.steps["tirx.call_extern"] = c.steps["tirx.call_pure_extern"] = call_extern
-    c.calls["tirx.call_extern"] = c.calls["tirx.call_pure_extern"] = extern_value
+    c.calls["tirx.call_extern"] = c.calls["tirx.call_pure_extern"] = external.extern_value
     c.steps["tl.device_assert"] = c.steps["tl.device_assert_with_msg"] = device_assert

@@ -320,6 +320,33 @@ class Expressions:
             _for_lanes(inner.poison),
         )
 
+    def _Shuffle(self, expr, loc: str) -> Expr:
+        vectors, chosen = [self.compile(v, loc) for v in expr.vectors], list(map(int, expr.indices))
+        widths = [v.dtype.lanes for v in expr.vectors]
+        picked: Any = chosen if len(chosen) > 1 else chosen[0]
+
+        def joined(parts: list[Any]) -> Any:
+            lanes = [np.asarray(p)[..., None] if w == 1 else np.asarray(p)
+                     for p, w in zip(parts, widths, strict=True)]  # fmt: skip
+            outer = np.broadcast_shapes(*(part.shape[:-1] for part in lanes))
+            lanes = [np.broadcast_to(p, (*outer, w)) for p, w in zip(lanes, widths, strict=True)]
+            return np.concatenate(lanes, axis=-1)[..., picked]
+
+        def poison(frame: Frame):
+            masks = [v.poison(frame) if v.poison else None for v in vectors]
+            if all(mask is None for mask in masks):
+                return None
+            return joined([
+                np.broadcast_to(False if mask is None else mask, (*np.shape(mask)[:-1], width))
+                if width > 1 else (False if mask is None else mask)
+                for mask, width in zip(masks, widths, strict=True)
+            ])  # fmt: skip
+
+        return Expr(
+            lambda frame: joined([v.value(frame) for v in vectors]),
+            poison if any(v.poison for v in vectors) else None,
+        )
+
     def indices(self, indices, name: str, loc: str) -> Value:
         """Compile several index expressions, which must not be poison.
 
@@ -390,7 +417,7 @@ class Expressions:
         values = self.indices(load.indices, buffer.name, loc)
         node = self.node()
         if buffer.data in self.globals:
-            ref = GlobalRef(self.globals[buffer.data], "load", loc)
+            ref = GlobalRef(self.globals[buffer.data], "load", loc, self.guards)
             values = self.in_whole(buffer, values, loc)
 
             def value(frame: Frame):

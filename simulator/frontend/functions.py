@@ -79,7 +79,9 @@ _float = {
     "fast_rcp": lambda x: 1 / x, "ieee_frcp": lambda x: 1 / x, "ieee_fsqrt": np.sqrt,
     "ieee_frsqrt": lambda x: 1 / np.sqrt(x), "ieee_add": np.add, "ieee_sub": np.subtract,
     "ieee_mul": np.multiply, "ieee_fdiv": np.divide, "fmul": np.multiply,
-    "max_nan": np.maximum, "min_nan": np.minimum,
+    "max_nan": np.maximum, "min_nan": np.minimum, "add2": np.add, "sub2": np.subtract,
+    "mul2": np.multiply, "fma2": lambda a, b, c: a * b + c, "max2": np.fmax, "min2": np.fmin,
+    "max2_nan": np.maximum, "min2_nan": np.minimum, "abs2": np.abs,
 }  # fmt: skip
 
 FUNCTIONS: dict[str, Callable] = {name: _rounded(f) for name, f in _float.items()} | {

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from tilelang import tvm
+from tilelang import transform, tvm
 from tvm import tirx
 
 from ... import passes
@@ -40,6 +40,7 @@ from . import (
 )
 from .expressions import Expr
 from .statements import Statements
+from .workspaces import with_workspaces
 
 _HEAP_STRIDE = 1 << 40
 OPERATIONS = (
@@ -95,6 +96,7 @@ def specialized(func: Any, world_size: int) -> tirx.PrimFunc:
     """
     if not isinstance(func, tirx.PrimFunc):
         raise not_a_program("simulate", func)
+    func = with_workspaces(func)
     is_verified = passes.is_chosen(func, "verify")
     stages = [stage for stage in passes.FOR_GROUP if stage != "verify" or is_verified]
     return passes.for_group(func, world_size, _HEAP_STRIDE, stages)
@@ -106,8 +108,10 @@ def synchronized(func: tirx.PrimFunc) -> tirx.PrimFunc:
     Raises:
         SimulationError: the elements of a tensor or a tile are vectors.
     """
-    mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
-    (func,) = passes.run("tile", mod).functions.values()
+    mod = passes.run("tile", tvm.IRModule({str(func.attrs["global_symbol"]): func}))
+    if hasattr(transform, "CanonicalizeLegacyReducer"):  # TileLang 0.1.14 and later
+        mod = transform.CanonicalizeLegacyReducer()(mod)
+    (func,) = mod.functions.values()
     tiles = [tile for block in nodes_in(func.body, tirx.SBlock) for tile in block.alloc_buffers]
     for buffer in (*func.buffer_map.values(), *tiles):
         loc = line_of_span(buffer.span) or first_line(func.body)
@@ -249,10 +253,6 @@ class Program:
         elif isinstance(stmt, tirx.AttrStmt):
             self._split(stmt.body)
         elif isinstance(stmt, tirx.SBlockRealize) and stmt.block.name_hint != "tilelang_root":
-            if len(stmt.block.alloc_buffers):
-                names = ", ".join(b.name for b in stmt.block.alloc_buffers)
-                loc = line_of_span(stmt.block.alloc_buffers[0].span) or self.name
-                raise unsupported(f"memory allocated outside a kernel: {names}", loc)
             self._split(stmt.block.body)
         elif isinstance(stmt, (tirx.For, tirx.SBlockRealize)):
             self.host.append(self._kernel(stmt))

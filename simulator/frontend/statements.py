@@ -11,7 +11,7 @@ from tvm import DataType, tirx
 
 from ...passes.ir.accesses import READS, touches_in
 from ...passes.ir.pipelined_loops import is_pipelined
-from ...passes.ir.walk import line_of, line_of_span, nodes_in, variables_in
+from ...passes.ir.walk import line_of, nodes_in, variables_in
 from ..machine.block import Frame, MBarrier, Tile
 from ..machine.steps import (
     SPIN,
@@ -47,6 +47,9 @@ class Statements(Expressions):
     """True if atomics of TileLang on symmetric tensors have system scope, which ``make_coherent``
     gives them later."""
 
+    guards = True
+    """True if accesses of global memory have no guards yet, which TileLang gives them later."""
+
     def __init__(self) -> None:
         super().__init__()
         self.symmetric: set[tirx.Var] = set()
@@ -65,7 +68,10 @@ class Statements(Expressions):
         """Compilers of calls that are statements, by operator."""
         self.thread_cuts: set[int] = {0, 1}
         """Thread numbers at which conditions divide the threads of a block."""
-        self.thread_slots: set[tirx.Var] = set()
+        self.thread_slots: dict[tirx.Var, int] = {}
+        """Axis of each thread index."""
+        self.reducer: tirx.CommReducer | None = None
+        """Combiner of the enclosing reduction of threads."""
         self.polls: list[Callable[[Frame], Iterator[Any]]] = []
         """Polls in the expressions of the current statement, which precede it."""
 
@@ -241,7 +247,7 @@ class Statements(Expressions):
 
     def _bind_thread(self, var: tirx.Var, axis: int) -> Step:
         slot = self.new_slot(var)
-        self.thread_slots.add(var)
+        self.thread_slots[var] = axis
         self.sound.add(var)
 
         def run(frame: Frame):
@@ -257,7 +263,7 @@ class Statements(Expressions):
         value, poison = expr.value, expr.poison or (lambda frame: None)
         read = self._shared_tiles(stmt.value)
         if buffer.data in self.globals:
-            ref = GlobalRef(self.globals[buffer.data], "store", loc)
+            ref = GlobalRef(self.globals[buffer.data], "store", loc, self.guards)
             index = self.in_whole(buffer, index, loc)
 
             def run(frame: Frame):
@@ -286,6 +292,8 @@ class Statements(Expressions):
         return list(dict.fromkeys(self.tiles[d] for d in data if d in self.tiles))
 
     def _on_AttrStmt(self, stmt, loc: str) -> Step:
+        if stmt.attr_key == "reduce_scope":
+            self.reducer = stmt.node
         return self.statement(stmt.body, loc)
 
     def _on_SBlockRealize(self, stmt, loc: str) -> Step:
@@ -296,11 +304,6 @@ class Statements(Expressions):
             if scope == "shared.barrier":
                 self.barriers.setdefault(buffer.data, len(self.barriers))
                 continue
-            if scope == "global":
-                raise unsupported(
-                    f"global memory {buffer.name}, allocated in a kernel,",
-                    line_of_span(buffer.span) or loc,
-                )
             slot = self.tiles.setdefault(buffer.data, len(self.tiles))
             shape = tuple(int(n) for n in buffer.shape)
             self.made[slot] = shape, numpy_dtype(buffer.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -33,8 +34,8 @@ from .statements import Statements
 class Box(NamedTuple):
     """Elements of a region that are inside its tensor or tile."""
 
-    inside: tuple[slice, ...]
-    """The part of the tensor."""
+    inside: tuple[Any, ...]
+    """The part of the tensor: slices or, for a reshaped view, arrays of indices."""
     part: tuple[slice, ...]
     """This part, in indices of the region."""
     shape: tuple[int, ...]
@@ -58,6 +59,16 @@ def _clipped(starts: tuple[int, ...], extents: tuple[int, ...], shape: tuple[int
     return Box(tuple(inside), tuple(part), extents, is_whole)
 
 
+@lru_cache(maxsize=1 << 10)
+def _viewed(
+    starts: tuple[int, ...], extents: tuple[int, ...], view: tuple[int, ...], shape: tuple[int, ...]
+) -> Box:
+    """Return the box of a view of a tensor; ``inside`` has indices of the tensor."""
+    box = _clipped(starts, extents, view)
+    places = np.ix_(*(np.arange(part.start, part.stop) for part in box.inside))
+    return box._replace(inside=np.unravel_index(np.ravel_multi_index(places, view), shape))
+
+
 class Region(NamedTuple):
     """Box of a tensor or tile, by starts and extents."""
 
@@ -68,8 +79,8 @@ class Region(NamedTuple):
     name: str
     scope: str
     loc: str
-    view: tuple[int, ...] | None = None
-    """Shape of a reshaped view, which the box covers entirely."""
+    view: Callable[[Frame], tuple[int, ...]] | None = None
+    """Shape of a reshaped view, in whose indices the box is."""
     constant: Box | None = None
     """Box of a tile if its starts and extents are constants."""
 
@@ -85,7 +96,9 @@ class Region(NamedTuple):
                 break
         if symmetric and not 0 <= starts[0] <= shape[0] - extents[0]:
             raise out_of_bounds(frame, self.name, shape, starts, self.loc)
-        return _clipped(tuple(starts), extents, shape)
+        if self.view is None:
+            return _clipped(tuple(starts), extents, shape)
+        return _viewed(tuple(starts), extents, self.view(frame), tuple(shape))
 
     def read(
         self, frame: Frame, op: str, start: Callable[[], Access] | None = None,
@@ -124,8 +137,6 @@ class Region(NamedTuple):
                 values, bad = tensor.read(box.inside, access)
         if bad is not None and not bad.any():
             bad = None
-        if self.view is not None:
-            return values.reshape(self.view), None if bad is None else bad.reshape(self.view)
         if box.is_whole:
             return values, bad
         full, poison = np.zeros(box.shape, dtype), None
@@ -214,7 +225,7 @@ class Region(NamedTuple):
         if fragment is not None:
             shape = frame.tile(fragment.slot).shape
             elements = fragment.box(frame, shape, False).inside
-            if math.prod(part.stop - part.start for part in elements) != math.prod(box.shape):
+            if np.zeros(shape, np.bool_)[elements].size != math.prod(box.shape):
                 return None
         loop = frame.mask.loop(tuple(n for n in shape if n != 1))
         if loop is None or frame.space is not None:
@@ -233,8 +244,6 @@ def _fit(values: Any, shape: tuple, region: Region) -> Any:
     """Reshape ``values`` to the shape of the box. Axes of extent 1 may differ."""
     if not isinstance(values, np.ndarray) or values.shape == shape or not values.ndim:
         return values
-    if region.view is not None and np.size(values) == np.prod(shape):
-        return values.reshape(shape)
     if [n for n in np.shape(values) if n != 1] != [n for n in shape if n != 1]:
         raise unsupported(
             f"a copy of shape {np.shape(values)} to {region.name} of shape {shape}", region.loc
@@ -255,25 +264,19 @@ def region(c: Statements, node: Any, loc: str) -> Region:
     origin = c.indices(starts, buffer.name, loc)
     if buffer.data in c.globals or buffer.data in c.tiles:
         c.require_type(buffer, loc)
-    if buffer.data in c.globals:
-        if c.is_reshaped(buffer):
-            raise unsupported(f"an operation on tiles of {buffer.name}, a reshaped view,", loc)
-        ref, slot = GlobalRef(c.globals[buffer.data], "", loc), -1
-    elif buffer.data in c.tiles:
-        ref, slot = None, c.tiles[buffer.data]
-        tile_shape, view = c.made[slot][0], tuple(int(n) for n in buffer.shape)
-        if tile_shape != view:
-            if [c.constant(e) for e in extents] != list(view):
-                raise unsupported(f"a part of {buffer.name}, a reshaped view", loc)
-            box = _clipped((0,) * len(tile_shape), tile_shape, tile_shape)
-            return Region(origin, sizes, None, slot, buffer.name, buffer.scope(), loc, view, box)
-        literals = [c.constant(e) for e in (*starts, *extents)]
-        if None not in literals:
-            box = _clipped(tuple(literals[: len(starts)]), sizes(None), tile_shape)
-            return Region(origin, sizes, ref, slot, buffer.name, buffer.scope(), loc, None, box)
     else:
         raise unsupported(f"tensor {buffer.name} in {c.memory_of(buffer)} memory", loc)
-    return Region(origin, sizes, ref, slot, buffer.name, buffer.scope(), loc)
+    ref, slot, view, box = None, c.tiles.get(buffer.data, -1), None, None
+    literals = [c.constant(e) for e in (*starts, *extents)]
+    if buffer.data in c.globals:
+        ref = GlobalRef(c.globals[buffer.data], "", loc)
+    if c.is_reshaped(buffer):
+        if buffer.data in c.symmetric:
+            raise unsupported(f"an operation on tiles of {buffer.name}, a reshaped view,", loc)
+        view = _sizes(c, list(buffer.shape), buffer.name, loc)
+    elif ref is None and None not in literals:
+        box = _clipped(tuple(literals[: len(starts)]), sizes(None), c.made[slot][0])
+    return Region(origin, sizes, ref, slot, buffer.name, buffer.scope(), loc, view, box)
 
 
 def _sizes(c: Statements, extents: list, name: str, loc: str) -> Callable[[Any], tuple[int, ...]]:
@@ -285,8 +288,85 @@ def _sizes(c: Statements, extents: list, name: str, loc: str) -> Callable[[Any],
     return lambda frame: tuple(map(int, values(frame)))
 
 
+@dataclass(frozen=True)
+class Windows:
+    """Part of the matrix of all windows of an image: a row for each place of the window, with the
+    elements (row, column, channel) of the window.
+
+    Args:
+        image: the tensor (images, height, width, channels); elements outside of it are zero.
+        block: expressions of the row and column of the part, in units of its shape.
+        shape: rows and columns of the part.
+        kernel, stride, dilation, padding: geometry of the windows.
+    """
+
+    image: Region
+    block: Callable[[Frame], list]
+    shape: tuple[int, int]
+    kernel: int
+    stride: int
+    dilation: int
+    padding: int
+
+    slot = -1
+    scope = "global"
+
+    @property
+    def ref(self) -> GlobalRef | None:
+        return self.image.ref
+
+    @property
+    def loc(self) -> str:
+        return self.image.loc
+
+    def read(
+        self, frame: Frame, op: str, start: Callable[[], Access] | None = None, **_: Any
+    ) -> tuple[np.ndarray, Any]:
+        """Return values and poison; ``start`` as for ``Region.read``."""
+        tensor = self.image.ref.tensor(frame)
+        _, height, width, channels = tensor.shape
+        (rows, columns), blocks = self.shape, self.block(frame)
+        row, column = (
+            uniform(block, frame, self.loc) * extent + np.arange(extent)
+            for block, extent in zip(blocks, self.shape, strict=True)
+        )
+        reach = (self.kernel - 1) * self.dilation + 1 - 2 * self.padding
+        high, wide = ((size - reach) // self.stride + 1 for size in (height, width))
+        image, y, x = row // (high * wide), row // wide % high, row % wide
+        place, channel = column // channels, column % channels
+
+        def position(window: np.ndarray, element: np.ndarray) -> np.ndarray:
+            first = window * self.stride - self.padding
+            return first[:, None] + element * self.dilation
+
+        y, x = position(y, place // self.kernel), position(x, place % self.kernel)
+        index = [np.broadcast_to(i, (rows, columns)) for i in (image[:, None], y, x, channel)]
+        inside = np.logical_and.reduce(
+            [(0 <= i) & (i < n) for i, n in zip(index, tensor.shape, strict=True)]
+        )
+        access = start() if start else frame.block.access(frame.mask.overlapping, op, self.loc)
+        values, bad = tensor.read(tuple(i[inside] for i in index), access)
+        out, poison = np.zeros((rows, columns), tensor.dtype), None
+        out[inside] = values
+        if bad is not None:
+            poison = np.zeros(out.shape, np.bool_)
+            poison[inside] = bad
+        return out, poison
+
+
+def im2col(c: Statements, call: tirx.Call, loc: str) -> Step:
+    image, dst = region(c, call.args[0], loc), region(c, call.args[1], loc)
+    shape = tuple(c.made[dst.slot][0][-2:])
+    block = c.indices(list(call.args[2:4]), "T.im2col", loc)
+    return _copy(c, call, Windows(image, block, shape, *map(int, call.args[4:8])), dst)
+
+
 def copy(c: Statements, call: tirx.Call, loc: str) -> Step:
-    src, dst = region(c, call.args[0], loc), region(c, call.args[1], loc)
+    return _copy(c, call, region(c, call.args[0], loc), region(c, call.args[1], loc))
+
+
+def _copy(c: Statements, call: tirx.Call, src: Region | Windows, dst: Region) -> Step:
+    loc = dst.loc
     op = "T." + call.op.name.rsplit(".", 1)[-1]
     bulk = dst.ref is not None and src.scope.startswith("shared")
     barrier = dict(call.annotations.items()).get("barrier") if call.annotations else None
@@ -311,7 +391,7 @@ def copy(c: Statements, call: tirx.Call, loc: str) -> Step:
     return c.preempted(run, call)
 
 
-def _pipelined_load(c: Statements, call: Any, src: Region, dst: Region, op: str) -> Step:
+def _pipelined_load(c: Statements, call: Any, src: Region | Windows, dst: Region, op: str) -> Step:
     """Compile a load that TileLang makes asynchronous, with a wait before the tile's first use."""
 
     def run(frame: Frame):
@@ -326,7 +406,7 @@ def _pipelined_load(c: Statements, call: Any, src: Region, dst: Region, op: str)
 
 
 def _async_load(
-    c: Statements, call: Any, src: Region, dst: Region, op: str,
+    c: Statements, call: Any, src: Region | Windows, dst: Region, op: str,
     barrier: Callable[[Frame], MBarrier] | None,
 ) -> Step:  # fmt: skip
     """Compile a load to shared memory for which the program waits: at the mbarrier or, if that is
@@ -515,6 +595,7 @@ def register(c: Statements) -> None:
         c.steps[prefix + name] = copy
     for name in ("gemm", "wgmma_gemm"):
         c.steps[prefix + name] = gemm
+    c.steps[prefix + "im2col"] = c.steps[prefix + "c2d_im2col"] = im2col
     c.steps[prefix + "fill"] = fill
     c.steps[prefix + "reduce"] = reduce
     c.steps[prefix + "transpose"] = transpose

@@ -12,8 +12,10 @@ import numpy as np
 from tvm import tirx
 
 from ..machine.block import Frame
+from ..machine.steps import Step
 from ..memory.values import accumulation_dtype, convert, numpy_dtype
 from ..report.errors import unsupported
+from .accesses import store_tile
 from .expressions import Expr
 from .statements import Statements
 
@@ -148,6 +150,41 @@ def _block_vote(f: Callable[[np.ndarray], Any]):
     return compile
 
 
+_COMBINE = {
+    tirx.Add: np.add, tirx.Mul: np.multiply, tirx.Max: np.fmax, tirx.Min: np.fmin,
+}  # fmt: skip
+
+
+def all_reduce(c: Statements, call: tirx.Call, loc: str) -> Step:
+    """``tvm_thread_allreduce(count, value, condition, result, threads ...)``: reduce a value along
+    axes of the threads of the block, for all of them."""
+    combiner = c.reducer.result[0] if c.reducer is not None else None
+    if int(call.args[0]) != 1 or type(combiner) not in _COMBINE or not c.constant(call.args[2]):
+        raise unsupported("a tvm_thread_allreduce of several values, or with a condition,", loc)
+    ufunc, expr, result = _COMBINE[type(combiner)], c.compile(call.args[1], loc), call.args[3]
+    slot = c.tiles[result.buffer.data]
+    index = c.indices(result.indices, result.buffer.name, loc)
+    axes = tuple(2 - c.thread_slots[var] for var in call.args[4:])
+
+    def run(frame: Frame):
+        if not frame.mask.full:
+            raise unsupported("tvm_thread_allreduce of some threads", loc)
+        frame.block.order.threads.barrier_all()
+        shape = frame.block.kernel.threads[::-1]
+
+        def each(values: Any, reduction: np.ufunc) -> np.ndarray:
+            grid = np.broadcast_to(values, frame.mask.on.shape).reshape(shape)
+            reduced = reduction.reduce(grid, axis=axes, keepdims=True)
+            return np.broadcast_to(reduced, shape).reshape(-1)
+
+        poison = expr.poison(frame) if expr.poison else None
+        poison = None if poison is None else each(poison, np.logical_or)
+        values = each(expr.value(frame), ufunc)
+        store_tile(frame, frame.tile(slot), index(frame), values, poison, loc)
+
+    return Step(run)
+
+
 def _active(c: Statements, call: tirx.Call, loc: str) -> Expr:
     def value(frame: Frame):
         active = _of_threads(frame.mask.on, frame, "T.activemask", loc)
@@ -158,8 +195,13 @@ def _active(c: Statements, call: tirx.Call, loc: str) -> Expr:
 
 def register(c: Statements) -> None:
     """Register the exchanges by registers."""
+    c.steps["tirx.tvm_thread_allreduce"] = all_reduce
     c.calls |= {
         "tl.shfl_sync": _shuffle(lambda lane, other, width: other % width + 0 * lane),
+        "tirx.tvm_warp_shuffle": _shuffle(lambda lane, other, width: other % width + 0 * lane),
+        "tirx.tvm_warp_shuffle_down": _shuffle(lambda lane, other, width: lane + other),
+        "tirx.tvm_warp_shuffle_up": _shuffle(lambda lane, other, width: lane - other),
+        "tirx.tvm_warp_activemask": _active,
         "tl.shfl_xor_sync": _shuffle(lambda lane, other, width: lane ^ other),
         "tl.shfl_down_sync": _shuffle(lambda lane, other, width: lane + other),
         "tl.shfl_up_sync": _shuffle(lambda lane, other, width: lane - other),

@@ -13,6 +13,9 @@ _CANARY = 0xCD
 _TOLERANCE = 64
 """Relative error of reordered additions, in units of the precision of the type."""
 _BFLOAT16_ROUNDING = 2.0**-8
+_NAMES = {"float8_e4m3": "float8_e4m3fn", "custom[tfloat32]": "float32"}
+"""Names of NumPy's types, which ml_dtypes extends, where TileLang's differ. A tfloat32 is stored as
+a float32, and is not rounded."""
 
 
 @lru_cache
@@ -23,8 +26,7 @@ def numpy_dtype(dtype: Any) -> np.dtype:
         TypeError: NumPy has no such type.
     """
     name = str(tvm.DataType(dtype).with_lanes(1))
-    # ml_dtypes registers its types with NumPy by name. TileLang's float8_e4m3 is finite.
-    return np.dtype("float8_e4m3fn" if name == "float8_e4m3" else name)
+    return np.dtype(_NAMES.get(name, name))
 
 
 def is_float(dtype: np.dtype) -> bool:

@@ -411,3 +411,215 @@ def test_integer_products(run, dtype, transposes):
     left, right = (x.T if t else x for x, t in zip((A, B), transposes, strict=True))
     expected = left.astype(np.int32) @ right.astype(np.int32)
     assert (run(product(dtype, transposes), A=A, B=B)["C"] == expected).all()
+
+
+@pytest.mark.parametrize(("kernel", "stride", "dilation", "padding"), [(3, 1, 1, 1), (1, 2, 1, 0)])
+def test_im2col(kernel, stride, dilation, padding):
+    rows, columns = 32, 16
+
+    @T.prim_func
+    def windows(A: T.Tensor((2, 8, 8, 32), "float16"), B: T.Tensor((rows, columns), "float16")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((rows, columns), "float16")
+            last = kernel * kernel * 2 - 1
+            T.im2col(A, tile, 0, last, kernel, stride, dilation, padding)
+            T.copy(tile, B)
+
+    A = rng.standard_normal((2, 8, 8, 32)).astype(np.float16)
+    padded = np.pad(A, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    place = (kernel - 1) * dilation
+    right = padded[:, place::stride, place::stride, 16:].reshape(-1, columns)[:rows]
+    for options in ({}, {"level": "device"}):
+        assert (tw.simulate(windows, 1, [{"A": A}], epochs=1, **options)[0]["B"] == right).all()
+
+
+@T.prim_func
+def guarded(A: T.Tensor((N,), "int32"), B: T.Tensor((N,), "int32"), C: T.Tensor((4,), "int32")):
+    with T.Kernel(1, threads=N):
+        t = T.get_thread_binding()
+        for k in T.serial(2):
+            B[t * 2 + k] = A[t + 96 * k - 32] + 1
+        T.atomic_add(C[t], 1)
+
+
+def test_accesses_out_of_bounds_are_guarded(run):
+    A = integers(9, N)
+    out = run(guarded, A=A, C=np.zeros(4, np.int32))
+    right = np.zeros((N, 2), np.int32)
+    right[32:, 0] = A[:32]
+    assert (out["B"] == right.reshape(-1)[:N] + 1).all()
+    assert out["C"].tolist() == [1] * 4
+
+
+@T.prim_func
+def replicas(A: T.Tensor((32,), "int32"), B: T.Tensor((32,), "int32")):
+    with T.Kernel(1, threads=128):
+        t = T.get_thread_binding()
+        B[t % 32] = A[t % 32] + 1
+
+
+def test_equal_values_of_several_threads_are_stored(run):
+    A = integers(9, 32)
+    assert (run(replicas, A=A)["B"] == A + 1).all()
+
+
+@T.prim_func
+def workspaces(A: T.Tensor((N,), "int32"), B: T.Tensor((2, N), "int32")):
+    between = T.alloc_global((2, N), "int32")
+    with T.Kernel(2, threads=N) as block:
+        own = T.alloc_global((2, N), "int32")
+        for i in T.Parallel(N):
+            own[block, i] = A[i] + block
+        T.copy(own[block, :], between[1 - block, :])
+    with T.Kernel(2, threads=N) as block:
+        T.copy(between[block, :], B[block, :])
+
+
+def test_alloc_global(run):
+    A = integers(9, N)
+    assert (run(workspaces, A=A)["B"] == [A + 1, A]).all()
+
+
+@tw.stand_in("unpack<int32>")
+def _unpack(packed, out, shift):
+    out[:, ::2], out[:, 1::2] = packed & 15, packed >> 4
+    out += shift
+
+
+tw.stand_in("twice")(lambda x: 2 * x)
+
+
+@T.prim_func
+def external_functions(A: T.Tensor((N, 4), "int8"), B: T.Tensor((N, 8), "int32")):
+    with T.Kernel(1, threads=N):
+        t = T.get_thread_binding()
+        packed, out = T.alloc_local((5,), "int8"), T.alloc_local((8,), "int32")
+        for k in T.serial(4):
+            packed[1 + k] = A[t, k]
+        T.call_extern(
+            "handle", "unpack<int32>",
+            T.access_ptr(packed[1], "r", extent=4), T.access_ptr(out[0], "w", extent=8), t,
+        )  # fmt: skip
+        for k in T.serial(8):
+            B[t, k] = T.call_extern("int32", "twice", out[k])
+
+
+def test_stand_ins_of_external_functions(run):
+    A = integers(127, N, 4, dtype="int8")
+    right = np.stack([A & 15, A >> 4], axis=-1).reshape(N, 8) + np.arange(N)[:, None]
+    assert (run(external_functions, A=A)["B"] == 2 * right).all()
+
+
+@T.prim_func
+def exchanges(A: T.Tensor((4, 16), "float32"), B: T.Tensor((4, 16), "float32")):
+    with T.Kernel(1, threads=(16, 4)):
+        x, y = T.get_thread_binding(0), T.get_thread_binding(1)
+        own, most = T.alloc_local((1,), "float32"), T.alloc_local((1,), "float32")
+        own[0] = A[y, x]
+        with T.attr(
+            T.comm_reducer(lambda a, b: T.max(a, b), [T.min_value("float32")]), "reduce_scope",
+            T.reinterpret(T.uint64(0), dtype="handle"),
+        ):  # fmt: skip
+            T.evaluate(
+                T.tvm_thread_allreduce(T.uint32(1), own[0], True, most[0], x, dtype="handle")
+            )
+        B[y, x] = most[0] + T.tvm_warp_shuffle(0xFFFFFFFF, own[0], x ^ 1, 16, 16)
+
+
+def test_exchanges_of_threads_by_tvm(run):
+    A = rng.standard_normal((4, 16)).astype(np.float32)
+    assert (run(exchanges, A=A)["B"] == A.max(1)[:, None] + A[:, np.arange(16) ^ 1]).all()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.skipif(not hasattr(T, "reducer_init"), reason="TileLang 0.1.14 and later")
+def test_legacy_reducers(run):
+    @T.prim_func
+    def legacy(A: T.Tensor((16, N), "float32"), B: T.Tensor((16,), "float32")):
+        with T.Kernel(1, threads=N):
+            x = T.alloc_fragment((16, N), "float32")
+            total = T.alloc_reducer((16,), "float32", op="sum", replication="all")
+            T.copy(A, x)
+            T.clear(total)
+            for i, j in T.Parallel(16, N):
+                total[i] += x[i, j]
+            T.finalize_reducer(total)
+            T.copy(total, B)
+
+    A = rng.standard_normal((16, N)).astype(np.float32)
+    np.testing.assert_allclose(run(legacy, A=A)["B"], A.sum(1), rtol=1e-4, atol=1e-4)
+
+
+@T.prim_func
+def kernels_of_several_sizes(A: T.Tensor((32, N), "int32"), B: T.Tensor((32, N), "int32")):
+    with T.Kernel(1, threads=256):
+        with T.ws(1):
+            x = T.alloc_fragment((32, N), "int32")
+            T.copy(A, x)
+            for i, j in T.Parallel(32, N):
+                B[i, j] = x[i, j] + 1
+    with T.Kernel(1, threads=32):
+        for j in T.Parallel(N):
+            B[0, j] = 0
+
+
+def test_kernels_of_several_sizes(run):
+    A = integers(9, 32, N)
+    right = A + 1
+    right[0] = 0
+    assert (run(kernels_of_several_sizes, A=A)["B"] == right).all()
+
+
+def test_packed_maximum_of_halves(run):
+    @T.prim_func
+    def packed(A: T.Tensor((N, 8), "float16"), B: T.Tensor((N,), "float16")):
+        with T.Kernel(1, threads=32):
+            x, y = T.alloc_fragment((N, 8), "float16"), T.alloc_fragment((N,), "float16")
+            T.copy(A, x)
+            T.reduce_max(x, y, dim=1)
+            T.copy(y, B)
+
+    A = rng.standard_normal((N, 8)).astype(np.float16)
+    assert (run(packed, A=A)["B"] == A.max(1)).all()
+
+
+@T.prim_func
+def views_in_bulk(A: T.Tensor((4, 16, N), "float16"), B: T.Tensor((N, N), "float16")):
+    with T.Kernel(1, threads=128):
+        rows, tile = T.Tensor((N, N), "float16", A.data), T.alloc_shared((N, N), "float16")
+        T.copy(rows, tile)
+        T.copy(tile, B)
+
+
+def test_bulk_copies_of_views(run):
+    A = rng.standard_normal((4, 16, N)).astype(np.float16)
+    assert (run(views_in_bulk, A=A)["B"] == A.reshape(N, N)).all()
+
+
+@T.prim_func
+def layout_of_a_tensor(A: T.Tensor((4, N), "float32"), B: T.Tensor((4, N), "float32")):
+    with T.Kernel(1, threads=N):
+        T.annotate_layout({A: T.Layout(A.shape, lambda i, j: [j, i])})
+        T.copy(A[0:4, :], B[0:4, :])
+
+
+def test_statements_of_tensors_with_a_layout_are_no_wrong_translation(run):
+    A = rng.standard_normal((4, N)).astype(np.float32)
+    run(layout_of_a_tensor, A=A)
+
+
+@T.prim_func
+def copies_of_threads(A: T.Tensor((N, 8), "float16"), B: T.Tensor((N, 8), "float16")):
+    with T.Kernel(1, threads=N):
+        t, tile = T.get_thread_binding(), T.alloc_shared((N, 8), "float16")
+        T.ptx_cp_async(T.access_ptr(tile[t, 0], "w", 8), T.access_ptr(A[N - 1 - t, 0], "r", 8), 8)
+        T.ptx_commit_group()
+        T.ptx_wait_group(0)
+        T.sync_threads()
+        for i, j in T.Parallel(N, 8):
+            B[i, j] = tile[N - 1 - i, j]
+
+
+def test_cp_async(run):
+    A = rng.standard_normal((N, 8)).astype(np.float16)
+    assert (run(copies_of_threads, A=A)["B"] == A).all()

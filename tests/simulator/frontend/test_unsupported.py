@@ -34,14 +34,7 @@ def sparse(A: T.Tensor((N, 32), "float16"), C: T.Tensor((N, N), "float32")):
         T.gemm_sp(a, e, b, c)  # HERE
 
 
-@refused("im2col")
-def image(A: T.Tensor((1, 16, 16, 32), "float16")):
-    with T.Kernel(1, threads=128) as _:
-        a = T.alloc_shared((N, 32), "float16")
-        T.c2d_im2col(A, a, 0, 0, 3, 1, 1, 1)  # HERE
-
-
-@refused("my_function")
+@refused(r"T.call_extern of my_function without @tw.stand_in\('my_function'\)")
 def extern(A: T.Tensor((4,), "int32")):
     with T.Kernel(1, threads=32) as _:
         T.call_extern("handle", "my_function", A.data)  # HERE
@@ -61,27 +54,6 @@ def match_all(A: T.Tensor((32,), "int32")):
     with T.Kernel(1, threads=32) as _:
         t = T.get_thread_binding()
         A[t] = T.Cast("int32", T.match_all_sync(A[t]))  # HERE
-
-
-@refused("finalize_reducer")
-def legacy_reducer(A: T.Tensor((32,), "int32")):
-    with T.Kernel(1, threads=32) as _:
-        total = T.alloc_reducer((32,), "int32", op="sum", replication="all")
-        T.finalize_reducer(total)  # HERE
-
-
-@refused("memory scratch")
-def global_memory_in_a_kernel(A: T.Tensor((32,), "int32")):
-    with T.Kernel(1, threads=32) as _:
-        scratch = T.alloc_global((32,), "int32")  # HERE
-        T.copy(A, scratch)
-
-
-@refused("memory allocated outside a kernel: scratch")
-def global_memory_outside_a_kernel(A: T.Tensor((32,), "int32")):
-    scratch = T.alloc_global((32,), "int32")  # HERE
-    with T.Kernel(1, threads=32) as _:
-        T.copy(A, scratch)
 
 
 @refused("a loop outside a kernel")
