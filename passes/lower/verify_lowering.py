@@ -63,8 +63,6 @@ def _is_equal(samples: Samples, places: Places, statement: Statement, lowered: t
     regions = list(stmt.value.args[:2]) if is_copy else []
     if any(op_name(region) != "tl.region" for region in regions) or _updates_reducer(stmt):
         return True
-    if any(buffer.data in samples.permuted for _, buffer, _ in touches_in(stmt)):
-        return True
     for number in samples.choose(statement, regions):
         values = samples.values(number)
         try:

@@ -52,7 +52,6 @@ class Samples(Points):
 
     Attributes:
         statements: the marked statements, by number.
-        permuted: pointers of the tensors in global memory with an annotated layout.
     """
 
     def __init__(self, func: tirx.PrimFunc) -> None:
@@ -61,9 +60,6 @@ class Samples(Points):
         self._exact: set[tirx.Var] = set()
         self._assumptions: list[tirx.PrimExpr] = []
         self.statements: dict[int, Statement] = {}
-        layouts = [b.annotations.get("layout_map", {}) for b in nodes_in(func.body, tirx.SBlock)]
-        tensors = {buffer.data for buffer in func.buffer_map.values()}
-        self.permuted = {buffer.data for layout in layouts for buffer in layout} & tensors
         self._threads: tuple[tirx.Var | None, int] = None, 1
         self._visit(func.body, ())
 

@@ -312,6 +312,10 @@ class Windows:
     scope = "global"
 
     @property
+    def name(self) -> str:
+        return self.image.name
+
+    @property
     def ref(self) -> GlobalRef | None:
         return self.image.ref
 
