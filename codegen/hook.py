@@ -311,9 +311,10 @@ def _name_shapes_of_copies() -> None:
 
 
 def _shorten_errors() -> None:
-    """Let errors in ``T.prim_func`` show the frames of the program and the message only."""
+    """Let errors in ``T.prim_func`` show the frames of the program and the message only. TileLang
+    compares decorators with ``language.eager.prim_func``."""
     if not hasattr(language.prim_func, "__wrapped__"):
-        language.prim_func = brief_errors(language.prim_func)
+        language.prim_func = language.eager.prim_func = brief_errors(language.prim_func)
 
 
 def _is_logged(record: logging.LogRecord) -> bool:

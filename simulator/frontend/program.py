@@ -305,8 +305,9 @@ def _exchanges(func: tirx.PrimFunc) -> str:
     accesses = accesses_of(func.body)
     tensors = func.buffer_map.values()
     both = [b.name for b in tensors if b.data in accesses.reads and b.data in accesses.writes]
-    names = {op_name(call).rsplit(".", 1)[-1] for call in nodes_in(func.body, tirx.Call)}
-    calls = sorted(name for name in names if "atomic" in name or name == "sync_grid")
+    names = {op_name(call) for call in nodes_in(func.body, tirx.Call)}
+    shared = (name for name in names if "atomic" in name or name == "tl.sync_grid")
+    calls = sorted(name.rpartition(".")[2] for name in shared)
     builtins = sorted({builtin_of(call).text for call in builtins_in(func.body)})
     return ", ".join([*(f"{name}, which it reads and writes" for name in both), *calls, *builtins])
 
