@@ -356,8 +356,8 @@ def layers(on_rank, taking, monkeypatch):
     together: list[set[str]] = []
 
     def compile_ahead(programs, group, similar, waits=True, later=()):
-        assert [*similar()]
         together.append(named(programs))
+        assert [*similar()]
         return Compilation(len(together[-1]))
 
     monkeypatch.setattr(op_cache, "compile_ahead", compile_ahead)
