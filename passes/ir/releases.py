@@ -7,7 +7,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.spec import register_op
-from .walk import flatten, op_name, rewrite_children, statements_of, with_span_of
+from .walk import flatten, op_name, rewrite_children, statements_of, with_block
 
 _INDEX = "tl.launch_thread_idx"
 _EXTENTS = "tl.launch_threads"
@@ -106,12 +106,7 @@ def _with_thread_loops(stmt: tirx.Stmt) -> tirx.Stmt:
 
 def _with_extents(stmt: tirx.SBlockRealize, extents: list | None) -> tirx.Stmt:
     """Return the block of a kernel with ``extents`` as its annotation, or without it."""
-    block = stmt.block
-    annotations = {key: v for key, v in block.annotations.items() if key != _EXTENTS}
+    annotations = {key: v for key, v in stmt.block.annotations.items() if key != _EXTENTS}
     if extents is not None:
         annotations[_EXTENTS] = extents
-    block = tirx.SBlock(
-        block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init,
-        block.alloc_buffers, block.match_buffers, annotations,
-    )  # fmt: skip
-    return with_span_of(stmt, tirx.SBlockRealize(stmt.iter_values, stmt.predicate, block))
+    return with_block(stmt, annotations=annotations)

@@ -62,12 +62,18 @@ def rewrite_and_allocate(stmt: tirx.Stmt, f: Rewrite, buffers: list[tirx.Buffer]
     if not isinstance(new, tirx.SBlockRealize) or not added:
         return new
     del buffers[outer:]
-    block = new.block
-    block = tirx.SBlock(
-        block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init,
-        [*block.alloc_buffers, *added], block.match_buffers, block.annotations,
+    return with_block(new, alloc_buffers=[*new.block.alloc_buffers, *added])
+
+
+def with_block(stmt: tirx.SBlockRealize, **fields: Any) -> tirx.SBlockRealize:
+    """Return ``stmt`` with other fields of its block, by name, and with its source position."""
+    names = (
+        "iter_vars", "reads", "writes", "name_hint", "body", "init", "alloc_buffers",
+        "match_buffers", "annotations",
     )  # fmt: skip
-    return with_span_of(stmt, tirx.SBlockRealize(new.iter_values, new.predicate, block))
+    block = tirx.SBlock(*(fields.pop(name, getattr(stmt.block, name)) for name in names))
+    assert not fields
+    return with_span_of(stmt, tirx.SBlockRealize(stmt.iter_values, stmt.predicate, block))
 
 
 def with_span_of(old: tirx.Stmt, new: tirx.Stmt) -> tirx.Stmt:
@@ -118,15 +124,8 @@ def _rebuild(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
             return stmt
         return tirx.IfThenElse(stmt.condition, then_case, else_case)
     if isinstance(stmt, tirx.SBlockRealize):
-        block = stmt.block
-        body = f(block.body)
-        if body.same_as(block.body):
-            return stmt
-        block = tirx.SBlock(
-            block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init,
-            block.alloc_buffers, block.match_buffers, block.annotations,
-        )  # fmt: skip
-        return tirx.SBlockRealize(stmt.iter_values, stmt.predicate, block)
+        body = f(stmt.block.body)
+        return stmt if body.same_as(stmt.block.body) else with_block(stmt, body=body)
     old = getattr(stmt, "body", None)
     if not isinstance(old, tirx.Stmt):
         return stmt

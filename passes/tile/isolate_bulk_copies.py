@@ -11,7 +11,15 @@ from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.errors import LanguageError
 from ...builtins.spec import builtin_of
-from ..ir.walk import builtins_in, calls_in, location, nodes_in, op_name, rewrite_children
+from ..ir.walk import (
+    builtins_in,
+    calls_in,
+    location,
+    nodes_in,
+    op_name,
+    rewrite_children,
+    with_block,
+)
 
 _LAYOUT_MAP = "layout_map"
 _NO_ACCESS = 0
@@ -58,11 +66,7 @@ def _with_layouts(stmt: tirx.Stmt, tiles: dict[tirx.Var, tirx.Buffer]) -> tirx.S
     if not row_major:
         return stmt
     layouts: dict[Any, Any] = {**row_major, **dict(block.annotations.get(_LAYOUT_MAP, {}))}
-    block = tirx.SBlock(
-        block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init,
-        block.alloc_buffers, block.match_buffers, {**block.annotations, _LAYOUT_MAP: layouts},
-    )  # fmt: skip
-    return tirx.SBlockRealize(stmt.iter_values, stmt.predicate, block)
+    return with_block(stmt, annotations={**block.annotations, _LAYOUT_MAP: layouts})
 
 
 def _without_accesses(func: tirx.PrimFunc, pointers: list[tirx.Call]) -> tirx.PrimFunc:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import tirx
 
 from ...passes.ir.implicit import Implicit, with_implicit
-from ...passes.ir.walk import line_of_span, nodes_in, rewrite_children
+from ...passes.ir.walk import line_of_span, nodes_in, rewrite_children, with_block
 from ..report.errors import unsupported
 
 
@@ -34,10 +34,5 @@ def _without_allocations(stmt: tirx.Stmt) -> tirx.Stmt:
     new = rewrite_children(stmt, _without_allocations)
     if not isinstance(new, tirx.SBlockRealize):
         return new
-    block = new.block
-    buffers = [b for b in block.alloc_buffers if b.scope() != "global"]
-    block = tirx.SBlock(
-        block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init,
-        buffers, block.match_buffers, block.annotations,
-    )  # fmt: skip
-    return tirx.SBlockRealize(new.iter_values, new.predicate, block)
+    buffers = [b for b in new.block.alloc_buffers if b.scope() != "global"]
+    return with_block(new, alloc_buffers=buffers)
