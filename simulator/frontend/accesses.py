@@ -186,17 +186,20 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
         return
     values = np.broadcast_to(values, space)
     whole = [np.broadcast_to(i, space) for i in index]
-    parts = [
-        (in_group, element_access(frame, ref, thread_groups, tensor, index, in_group))
-        for thread_groups, in_group in _per_group(frame, covered, space)
-    ]
-    if poison is None and tensor.write_first(whole, values, covered, parts):
+
+    def parts(covered: np.ndarray | None) -> list[tuple[np.ndarray, Access]]:
+        return [
+            (in_group, element_access(frame, ref, thread_groups, tensor, index, in_group))
+            for thread_groups, in_group in _per_group(frame, covered, space)
+        ]
+
+    accesses = parts(covered)
+    if poison is None and tensor.write_first(whole, values, covered, accesses):
         return
     if frame.space is None:
-        covered = _without_replicas(frame, tensor, index, values, covered)
-    for thread_groups, in_group in _per_group(frame, covered, space):
+        accesses = parts(_without_replicas(frame, tensor, index, values, covered))
+    for in_group, access in accesses:
         part = tuple(i[in_group] for i in whole)
-        access = element_access(frame, ref, thread_groups, tensor, index, in_group)
         bad = np.broadcast_to(poison, space)[in_group] if poison is not None else None
         tensor.write(part, values[in_group], access, bad)
 
