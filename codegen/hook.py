@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from functools import partial
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
@@ -148,7 +149,7 @@ def _lower_with_stages(stock: Lower, mod: IRModule, target: Target) -> IRModule:
                 raise
             first = first or (error, program)
             continue
-        known |= {"calls": calls, "program": program, "load_lines": load_lines(program)}
+        known |= {"calls": calls, "program": program, "load_lines": partial(load_lines, program)}
         lowered = passes.run("device", lowered, **known)
         return include_headers(rename_reserved(lowered))
     assert first is not None

@@ -326,8 +326,8 @@ def run(stages: str | Iterable[str], mod: IRModule, **known: Any) -> IRModule:
         known: what the passes need, by name: ``world_size`` and ``heap_stride`` of the group, the
             ``target``, whether TileLang has failed for an earlier form (``is_retry``), the names of
             the ``symmetric`` tensors, the ``calls`` of builtins by number, the module before
-            TileLang's pipeline (``program``) and the lines of its loads of tiles (``load_lines``),
-            the module before TileLang lowers it (``tiles``).
+            TileLang's pipeline (``program``), a function that returns the lines of its loads of
+            tiles (``load_lines``), the module before TileLang lowers it (``tiles``).
     """
     stages = {stages} if isinstance(stages, str) else {*stages}
     if stages & _ON_TILES:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tvm import tirx
 
@@ -32,7 +32,9 @@ _INSERTED = "shared.dyn"
 """Scope of barriers that the program does not contain; also of those that TileLang inserts."""
 
 
-def sync_shared_memory(func: tirx.PrimFunc, load_lines: Mapping[str, str]) -> tirx.PrimFunc:
+def sync_shared_memory(
+    func: tirx.PrimFunc, load_lines: Callable[[], Mapping[str, str]]
+) -> tirx.PrimFunc:  # fmt: skip
     """Insert a barrier between accesses of shared memory that nothing orders.
 
     TileLang inserts barriers as if both cases of a branch ran one after the other, every loop ran
@@ -56,7 +58,7 @@ def sync_shared_memory(func: tirx.PrimFunc, load_lines: Mapping[str, str]) -> ti
     After:  ``a[tx] = 0; sync(); if tx < 240: a[tx + 16] = x[tx]``
 
     Args:
-        load_lines: see the function of this name.
+        load_lines: returns what ``pipelined_loops.load_lines`` does, for a refusal.
 
     Raises:
         LanguageError: names two accesses that no barrier can order, or a barrier where threads may
@@ -76,7 +78,7 @@ def sync_shared_memory(func: tirx.PrimFunc, load_lines: Mapping[str, str]) -> ti
         may_help = finding.is_awaited and attempts[pair] <= _ATTEMPTS
         changed = _with_barrier(func, finding, walk) if may_help else None
         if changed is None:
-            raise _refusal(finding, load_lines)
+            raise _refusal(finding, load_lines())
         func = changed
 
 
