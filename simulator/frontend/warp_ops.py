@@ -196,15 +196,18 @@ def _active(c: Statements, call: tirx.Call, loc: str) -> Expr:
 def register(c: Statements) -> None:
     """Register the exchanges by registers."""
     c.steps["tirx.tvm_thread_allreduce"] = all_reduce
+    indexed = _shuffle(lambda lane, other, width: other % width + 0 * lane)
+    down = _shuffle(lambda lane, other, width: lane + other)
+    up = _shuffle(lambda lane, other, width: lane - other)
     c.calls |= {
-        "tl.shfl_sync": _shuffle(lambda lane, other, width: other % width + 0 * lane),
-        "tirx.tvm_warp_shuffle": _shuffle(lambda lane, other, width: other % width + 0 * lane),
-        "tirx.tvm_warp_shuffle_down": _shuffle(lambda lane, other, width: lane + other),
-        "tirx.tvm_warp_shuffle_up": _shuffle(lambda lane, other, width: lane - other),
+        "tl.shfl_sync": indexed,
+        "tirx.tvm_warp_shuffle": indexed,
+        "tirx.tvm_warp_shuffle_down": down,
+        "tirx.tvm_warp_shuffle_up": up,
         "tirx.tvm_warp_activemask": _active,
         "tl.shfl_xor_sync": _shuffle(lambda lane, other, width: lane ^ other),
-        "tl.shfl_down_sync": _shuffle(lambda lane, other, width: lane + other),
-        "tl.shfl_up_sync": _shuffle(lambda lane, other, width: lane - other),
+        "tl.shfl_down_sync": down,
+        "tl.shfl_up_sync": up,
         "tl.warp_reduce_sum": _reduction(np.add),
         "tl.warp_reduce_max": _reduction(np.fmax),
         "tl.warp_reduce_min": _reduction(np.fmin),
