@@ -123,8 +123,8 @@ def simulate(
         TileWeaveError: illegal arguments, or the timeline cannot be written.
     """
     check_numbers("simulate", world_size, schedules, seed, epochs, resident_blocks)
-    check_count("jobs", jobs)
-    check_count("blocks", blocks)
+    check_count("simulate", "jobs", jobs)
+    check_count("simulate", "blocks", blocks)
     if exhaustive:
         check_exhaustive(schedules, seed, level, max_interleavings)
     check_file(timeline)

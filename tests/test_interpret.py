@@ -322,7 +322,7 @@ def test_autotune_chooses_the_first_configuration():
     [
         ({"level": "warp"}, "interpret: level='warp'; expected 'tile' or 'device'"),
         ({"arch": "sm_70"}, "interpret: arch='sm_70'; expected 'sm_80' or 'sm_90a'"),
-        ({"blocks": 0}, "simulate: blocks=0; expected an integer from 1 on, or None"),
+        ({"blocks": 0}, "interpret: blocks=0; expected an integer from 1 on, or None"),
         ({"schedules": 0}, "interpret: schedules=0; expected an integer from 1 to"),
     ],
 )

@@ -97,7 +97,7 @@ def interpret(
             expected = " or ".join(map(repr, legal))
             raise TileWeaveError(f"interpret: {name}={value!r}; expected {expected}")
     check_numbers("interpret", 1, schedules, 0, 1, None)
-    check_count("blocks", blocks)
+    check_count("interpret", "blocks", blocks)
     return _interpreting(_Settings(level, arch, schedules, nan, blocks, Counter()))
 
 

@@ -47,14 +47,14 @@ def check_numbers(
         )
 
 
-def check_count(name: str, value: Any) -> None:
+def check_count(op: str, name: str, value: Any) -> None:
     """Refuse a number of processes or blocks that is no integer from 1 on, or None.
 
     Raises:
-        TileWeaveError: names the argument and its value.
+        TileWeaveError: names the operation ``op``, the argument and its value.
     """
     if value is not None and (not _is_integer(value) or value < 1):
-        raise TileWeaveError(f"simulate: {name}={value!r}; expected an integer from 1 on, or None")
+        raise TileWeaveError(f"{op}: {name}={value!r}; expected an integer from 1 on, or None")
 
 
 def check_exhaustive(schedules: Any, seed: Any, level: str, max_interleavings: Any) -> None:
