@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import warnings
 
-_NAME, _ROWWISE = "tileweave", "rowwise"
-
 
 def enable() -> None:
     """Let models that are loaded from now on use the operators.
@@ -19,22 +17,20 @@ def enable() -> None:
     a warning says why, if this release of transformers has other hooks.
     """
     try:
-        from .layers import ALL_PARALLEL_STYLES, EPImplementationInterface, Experts, Rowwise
+        from .layers import register
     except ImportError as error:
         message = f"tileweave.integrations.transformers is not enabled: {error}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
         return
-    EPImplementationInterface.register(_NAME, Experts)
-    ALL_PARALLEL_STYLES.register(_ROWWISE, Rowwise())
+    register()
 
 
 def disable() -> None:
     """Let models that are loaded from now on use the styles of transformers, and forget
     ``tileweave``."""
-    from .layers import ALL_PARALLEL_STYLES, EPImplementationInterface, RowwiseParallel
+    from .layers import unregister
 
-    EPImplementationInterface._global_mapping.pop(_NAME, None)
-    ALL_PARALLEL_STYLES.register(_ROWWISE, RowwiseParallel())
+    unregister()
 
 
 __all__ = ["disable", "enable"]

@@ -19,9 +19,19 @@ from ... import ops
 from ...runtime.kernel.kernel import capturing
 from ..torch.styles import divides, row_parallel
 
-__all__ = [
-    "ALL_PARALLEL_STYLES", "EPImplementationInterface", "Experts", "Rowwise", "RowwiseParallel",
-]  # fmt: skip
+_NAME, _ROWWISE = "tileweave", "rowwise"
+
+
+def register() -> None:
+    """Let models that are loaded from now on use what is defined here."""
+    EPImplementationInterface.register(_NAME, Experts)
+    ALL_PARALLEL_STYLES.register(_ROWWISE, Rowwise())
+
+
+def unregister() -> None:
+    """Undo ``register``."""
+    EPImplementationInterface._global_mapping.pop(_NAME, None)
+    ALL_PARALLEL_STYLES.register(_ROWWISE, RowwiseParallel())
 
 
 class Experts(EPImplementation):
