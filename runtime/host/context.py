@@ -75,8 +75,8 @@ class Context:
         heap_stride: int,
         timeout_s: float,
     ) -> None:
-        self._pinned = torch.zeros(ctypes.sizeof(Record), dtype=torch.uint8, device="cpu")
-        self._pinned = self._pinned.pin_memory()
+        record = torch.zeros(ctypes.sizeof(Record), dtype=torch.uint8, device="cpu")
+        self._pinned = record.pin_memory()
         self.record = Record.from_address(self._pinned.data_ptr())
         fields = DeviceContext(
             timeout_ns=int(timeout_s * 1e9),
