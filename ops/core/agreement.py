@@ -13,6 +13,11 @@ _agreed: WeakKeyDictionary[Group | TwoLevels, set[tuple[Any, str]]] = WeakKeyDic
 _calls: WeakKeyDictionary[Group, tuple[int, str, str, bool]] = WeakKeyDictionary()
 """Latest call of each group: its number, the operator, the text, and whether it is new."""
 
+_PENDING = (
+    "a collective of this process group is still pending, so that its other collectives hang, too; "
+    "destroy it on every rank"
+)
+
 
 def agree(group: Group | TwoLevels, problem: Any, strategy: str) -> None:
     """Check that all ranks make the same call. Collective for each new problem.
@@ -80,9 +85,9 @@ def require_same_call(group: Group) -> None:
             if int(peer_number) == number and not (is_new and int(is_new_there)):
                 calls[rank] = text
     if len(set(calls.values())) > 1:
-        error = _disagreement(op, calls)
-        group.fail(str(error))
-        raise error
+        error = str(_disagreement(op, calls))
+        group.fail(error)
+        raise TileWeaveError(f"{error}; {_PENDING}")
     group.raise_if_failed(op)
 
 

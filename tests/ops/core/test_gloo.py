@@ -105,6 +105,7 @@ def test_ranks_that_differ_after_known_calls_are_told_within_seconds(two):
     )
     for first, *later in two.run(on_ranks.exchange_differs_after_known_calls):
         assert first[0].startswith(differs) and first[1] < 20
+        assert "a collective of this process group is still pending" in first[0]
         assert len(later) == 2
         for message, seconds in later:
             start = f"all_reduce: the ranks are at different calls since an error ({differs}"
