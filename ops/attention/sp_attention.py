@@ -128,14 +128,21 @@ class SpAttention(ProblemOp, op=OP):
         cls, problem: AttentionProblem, ranks: Group | TwoLevels, requested: str,
         device: torch.device,
     ) -> FlashTiles | str:  # fmt: skip
+        strategy = cls.strategy(problem, ranks, requested, device).name
+        agree(ranks, problem, strategy)
+        return strategy if strategy == "nccl" else tiles_for(problem)
+
+    @staticmethod
+    def strategy(
+        problem: AttentionProblem, ranks: Group | TwoLevels, requested: str, device: torch.device
+    ) -> Strategy:
+        """Return the strategy of a call, with the reason; the arguments are those of ``choose``."""
         node = ranks.node if isinstance(ranks, TwoLevels) else ranks
-        strategy = first_possible(
+        return first_possible(
             requested, problem.op, device, node, FUSED, FUSED,
             lambda _: obstacle_of_ranks(device, node, uses_wgmma=True) or obstacle(problem),
             Strategy,
-        ).name  # fmt: skip
-        agree(ranks, problem, strategy)
-        return strategy if strategy == "nccl" else tiles_for(problem)
+        )  # fmt: skip
 
     @classmethod
     def compiled_programs(cls, problem: AttentionProblem, choice: FlashTiles) -> list[Plan]:

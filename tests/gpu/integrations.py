@@ -71,6 +71,17 @@ def check_compiled() -> str:
     return fault_of(on_ranks.mlp(None, 2048), fused=[[reduced], [reduced], [reduced] * 2])
 
 
+def check_attention() -> str:
+    for causal, by_module in ((True, False), (True, True), (False, False)):
+        result = on_ranks.attention(causal, by_module)
+        calls = result["calls"]
+        if any(obstacle for _, _, obstacle in calls) or len(calls) != 2:
+            return f"causal={causal}: {calls}; expected two accepted calls"
+        if fault := fault_of(result):
+            return f"causal={causal}: {fault}"
+    return ""
+
+
 def check_norms() -> str:
     for rows in ROWS:
         for function in ("torch_norm", "hugging_face_norm"):
@@ -97,6 +108,7 @@ CHECKS = {
     "compiled": check_compiled,
     "norms": check_norms,
     "styles": check_styles,
+    "attention": check_attention,
 }
 
 

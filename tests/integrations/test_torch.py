@@ -18,6 +18,7 @@ from tileweave.integrations.torch.passes import Passes
 
 GATHER, SCATTER = "symm_mem::fused_all_gather_matmul", "symm_mem::fused_matmul_reduce_scatter"
 
+ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 ALL_REDUCE = "tileweave::matmul_all_reduce"
 
 
@@ -214,6 +215,20 @@ def test_eager_mlp(two, axis, shape):
 def test_eager_mlp_of_dtensors(two):
     for result in two.run(on_ranks.eager_mlp_of_dtensors):
         assert_calls(result, gathers=2, all_reduces=0, scatters=1)
+
+
+@pytest.mark.parametrize(("by_module", "is_balanced"), [(False, True), (True, True), (True, False)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_context_parallel(two, causal, by_module, is_balanced):
+    for result in two.run(on_ranks.attention, causal, by_module, is_balanced):
+        assert result["error"] < 1e-5
+        assert result["calls"] == [(name, 1, None) for name in (ATTENTION, f"{ATTENTION}_backward")]
+
+
+def test_attention_with_a_mask_is_refused_on_a_cpu(two):
+    for error in two.run(on_ranks.attention, False, False, True, torch.ones(1, 1, 8, 16).bool()):
+        assert isinstance(error, TileWeaveError)
+        assert "torch has no context parallelism on a CPU" in str(error)
 
 
 def test_other_layers_are_left_to_torch(two):

@@ -18,6 +18,12 @@ from torch._inductor import config
 from torch.distributed import _symmetric_memory as symm_mem
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._attention import context_parallel_unshard
+from torch.distributed.tensor.experimental._context_parallel import _attention as cp
+from torch.distributed.tensor.experimental._context_parallel._load_balancer import (
+    _HeadTailLoadBalancer,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -202,6 +208,66 @@ def error_of_training(model: nn.Module, single: nn.Module, axis: int | None, x: 
 def eager_mlp_of_dtensors() -> dict[str, Any]:
     """Return the result of ``eager_mlp`` without biases, whose layers pass DTensors."""
     return eager_mlp(1, 3, 8, biased=False, is_dtensor=True)
+
+
+class Attend(nn.Module):
+    def forward(self, *qkv: Tensor, **options: Any) -> Tensor:
+        return functional.scaled_dot_product_attention(*qkv, **options)
+
+
+class Attention(nn.Module):
+    """Attention of more heads of queries than of keys."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.attend, self.options = Attend(), options
+
+    def forward(self, *qkv: Tensor) -> Tensor:
+        qkv = [x.transpose(1, 2) for x in qkv]
+        return self.attend(*qkv, enable_gqa=True, **self.options).transpose(1, 2)
+
+
+def attention(
+    causal: bool, by_module: bool = False, is_balanced: bool = True, mask: Tensor | None = None
+) -> dict[str, Any]:
+    """Compare attention of a sharded sequence, forward and backward, with one process.
+
+    Args:
+        by_module: whether torch wraps the module, as torchtitan asks for, or replaces the function.
+        is_balanced: whether a rank has a chunk from the front and its mirror from the back; always
+            without ``by_module``.
+    """
+    rows, *width = (1024, 128) if DEVICE == "cuda" else (16, 8)
+    torch.manual_seed(0)
+    wholes = [torch.randn(2, rows, heads, *width) for heads in (4, 2, 2, 4)]
+    world = dist.get_world_size()
+    mesh = init_device_mesh(DEVICE, (world,))
+    balancer = _HeadTailLoadBalancer(rows, world, torch.device(DEVICE)) if is_balanced else None
+
+    def train(model: nn.Module, *tensors: Tensor) -> list[Tensor]:
+        *qkv, gradient = tensors
+        qkv = [x.clone().requires_grad_() for x in qkv]
+        out = model(*qkv)
+        out.backward(gradient)
+        return [out.detach(), *(x.grad for x in qkv)]
+
+    expected = train(Attention(is_causal=causal), *wholes)
+    with enable(), contextlib.ExitStack() as stack:
+        model = Attention(is_causal=causal, attn_mask=mask)
+        parts = [x.clone() for x in wholes]
+        if by_module:
+            style = cp._ContextParallel(2, cp._ContextParallel.AttentionType.SDPA)
+            model = parallelize_module(model, mesh, {"attend": style})
+            parts = cp._context_parallel_shard(mesh, parts, [1] * 4, balancer)
+            cp._enable_context_parallel_dispatcher()
+            stack.callback(cp._disable_context_parallel_dispatcher)
+        else:
+            sharded = {"buffers": parts, "buffer_seq_dims": [1] * 4}
+            stack.enter_context(context_parallel(mesh, **sharded, no_restore_buffers=set(parts)))
+        results = context_parallel_unshard(mesh, train(model, *parts), [1] * 4)
+        error = error_of(zip(results, expected, strict=True))
+        calls = [(kind.name, kind.count, kind.obstacle) for kind in explain().calls]
+    return {"error": error, "calls": calls}
 
 
 def nothing_to_fuse() -> tuple[bool, str]:

@@ -1,4 +1,5 @@
-"""Count of the calls of ``torch.ops.symm_mem``, and how each kind of call is computed."""
+"""Count of the calls of torch's operators that the integration implements, and how each kind of
+call is computed."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ class CallKind:
     """Calls of an operator with equal shapes, strides, types and options.
 
     Attributes:
-        name: the operator in ``torch.ops.symm_mem``.
-        shapes: shapes of the activations and of the weights.
+        name: the operator in ``torch.ops.symm_mem``, or an implementation of attention.
+        shapes: shapes of the activations and of the weights, or of q, k and v.
         strategy: strategy of TileWeave's operator, with the reason, in the first call; None if
             torch's own implementation computes the calls.
         obstacle: why TileWeave's operator does not accept the calls; else None.
@@ -48,7 +49,7 @@ def accepted(
     """Count a call. Return whether TileWeave's operator accepts it.
 
     Args:
-        operands: activations and weights.
+        operands: activations and weights, or q, k and v.
         others: biases and scales.
         options: other arguments on which the decision depends.
         strategy: returns the strategy of TileWeave's operator. It raises TileWeaveError if the

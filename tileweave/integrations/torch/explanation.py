@@ -39,7 +39,8 @@ class Explanation:
 
     Attributes:
         graphs: graphs that Inductor has compiled, oldest first. Those of its cache are missing.
-        calls: calls of the operators of ``torch.ops.symm_mem`` by shapes, with their strategies.
+        calls: calls of torch's operators that the integration implements, by shapes, with their
+            strategies.
         remark: what keeps the integration from working; "" if nothing does.
     """
 
@@ -53,7 +54,7 @@ class Explanation:
         if not self.graphs:
             lines.append("no graph was compiled; those of Inductor's cache are not listed")
         if self.calls:
-            lines += ["calls of torch.ops.symm_mem:", *[f"  {kind}" for kind in self.calls]]
+            lines += ["calls:", *[f"  {kind}" for kind in self.calls]]
         return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import torch
 
 from ...builtins.versions import unsupported_torch
-from . import calls, explanation
+from . import calls, context_parallel, explanation
 from .explanation import Explanation
 from .gathers import IMPLEMENTATIONS as GATHERS
 from .scatters import IMPLEMENTATIONS as SCATTERS
@@ -28,6 +28,8 @@ _HOOKS = (
     "torch.distributed._symmetric_memory:_maybe_convert_scalar_types_to_dtypes",
     "torch.distributed._symmetric_memory:enable_symm_mem_for_group",
     "torch.distributed._symmetric_memory:is_symm_mem_enabled_for_group",
+    "torch.distributed.tensor.experimental._context_parallel._attention:_cp_options.enable_load_balance",
+    "torch.distributed.tensor.experimental._context_parallel._attention:custom_ops",
 )
 """Private names of torch without which nothing is enabled."""
 _stack: ExitStack | None = None
@@ -73,6 +75,7 @@ def enable() -> Enabled:
     explanation.graphs.clear()
     with ExitStack() as stack:
         stack.enter_context(patched_config())
+        stack.enter_context(context_parallel.handlers())
         library = torch.library.Library("symm_mem", "IMPL")
         stack.callback(library._destroy)
         with warnings.catch_warnings():  # torch warns of overridden kernels
