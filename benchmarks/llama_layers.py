@@ -66,16 +66,25 @@ SLEEP = 40_000_000
 """Cycles, about 20 ms, that a GPU sleeps before each call, so that the host is ahead of it."""
 
 
+def attend(*qkv: Tensor) -> Tensor:
+    """Return causal attention of one sequence, all (rows, heads, head_dim)."""
+    heads = (x.transpose(0, 1)[None] for x in qkv)
+    attended = functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+    return attended[0].transpose(0, 1)
+
+
 class Products(NamedTuple):
-    """The two products of a tensor-parallel layer with sequence parallelism.
+    """The two products of a tensor-parallel layer, and its attention.
 
     Attributes:
         gathered: multiplies the rows of all ranks by the transposed weights.
         scattered: multiplies rows by the transposed weights; returns this rank's rows of the sum.
+        attend: attention of this rank's heads.
     """
 
     gathered: Callable[[Tensor, Tensor], Tensor]
     scattered: Callable[[Tensor, Tensor], Tensor]
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor] = attend
 
 
 TORCH = Products(
@@ -110,9 +119,8 @@ class Layer(nn.Module):
         before_attention, before_mlp = self.norms
         y = functional.rms_norm(x, before_attention.shape, before_attention)
         qkv = products.gathered(y, self.qkv).split(self.columns, -1)
-        heads = (t.unflatten(-1, (-1, self.dim)).transpose(0, 1)[None] for t in qkv)
-        attended = functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
-        x = x + products.scattered(attended[0].transpose(0, 1).flatten(1), self.out)
+        attended = products.attend(*(t.unflatten(-1, (-1, self.dim)) for t in qkv))
+        x = x + products.scattered(attended.flatten(1), self.out)
         y = functional.rms_norm(x, before_mlp.shape, before_mlp)
         gate, up = products.gathered(y, self.gate_up).chunk(2, -1)
         return x + products.scattered(functional.silu(gate) * up, self.down)
@@ -224,24 +232,39 @@ def error_of(tensors: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
 
 
 @contextlib.contextmanager
-def ranks_of(mode: str) -> Iterator[None]:
-    """Join the ranks, and let Inductor use the operators of the mode."""
+def operators_of(mode: str) -> Iterator[None]:
+    """Let Inductor use the operators of a mode."""
+    if mode == "tileweave":
+        with enable():
+            yield
+    elif mode == "async-tp":
+        with warnings.catch_warnings():  # deprecated, but Inductor asks for it
+            warnings.simplefilter("ignore", FutureWarning)
+            symm_mem.enable_symm_mem_for_group(dist.group.WORLD.group_name)
+        with inductor.patch(_micro_pipeline_tp=True):
+            yield
+    else:
+        yield
+
+
+@contextlib.contextmanager
+def ranks(heap_bytes: int | None) -> Iterator[None]:
+    """Join the ranks.
+
+    Args:
+        heap_bytes: size of the symmetric heap; None for none.
+    """
     if GPU:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", device_id=device)
     else:
         dist.init_process_group("gloo")
-    with contextlib.ExitStack() as stack:
-        if mode == "tileweave":
-            if GPU:
-                tw.init(heap_bytes=HEAP_BYTES)
-                stack.callback(tw.finalize)
-            stack.enter_context(enable())
-        elif mode == "async-tp":
-            inductor._micro_pipeline_tp = True
-            symm_mem.enable_symm_mem_for_group(dist.group.WORLD.group_name)
-        yield
+    if GPU and heap_bytes is not None:
+        tw.init(heap_bytes=heap_bytes)
+    yield
+    if GPU and heap_bytes is not None:
+        tw.finalize()
     dist.destroy_process_group()
 
 
@@ -308,7 +331,7 @@ def run_rank(options: argparse.Namespace) -> None:
     """Measure a mode in this process of torchrun; rank 0 writes the result."""
     (mode,), name = options.modes, f"{options.modes[0]}, {options.caches}"
     begin = time.perf_counter()
-    with ranks_of(mode):
+    with ranks(HEAP_BYTES if mode == "tileweave" else None), operators_of(mode):
         torch.manual_seed(dist.get_rank())
         model = Model(options)
         say(f"{name}: ranks and weights", time.perf_counter() - begin)
@@ -373,23 +396,28 @@ def print_tables(options: argparse.Namespace, results: dict[str, Any]) -> list[s
     return faults
 
 
-def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() if GPU else 2)
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+def add_layer_options(parser: argparse.ArgumentParser) -> None:
+    """Add the sizes of layers, and the number of runs."""
     parser.add_argument("--layers", type=int, default=4 if GPU else 1)
-    parser.add_argument("--rows", type=int, default=8192 if GPU else 64)
-    parser.add_argument(
-        "--then", type=int, nargs="*", default=[8191, 5000, 777, 64, 1] if GPU else [63, 1]
-    )
     parser.add_argument("--hidden", type=int, default=8192 if GPU else 64)
     parser.add_argument("--intermediate", type=int, default=28672 if GPU else 128)
     parser.add_argument("--heads", type=int, default=64 if GPU else 8)
     parser.add_argument("--kv-heads", type=int, default=8 if GPU else 4)
     parser.add_argument("--head-dim", type=int, default=128 if GPU else 8)
     parser.add_argument("--runs", type=int, default=12 if GPU else 2)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() if GPU else 2)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--rows", type=int, default=8192 if GPU else 64)
+    parser.add_argument(
+        "--then", type=int, nargs="*", default=[8191, 5000, 777, 64, 1] if GPU else [63, 1]
+    )
+    add_layer_options(parser)
     parser.add_argument("--caches", choices=["cold", "warm"], help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

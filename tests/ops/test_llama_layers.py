@@ -103,3 +103,15 @@ def test_inductor_calls_the_operators_on_cpus():
     (row,) = [line for line in run.stdout.splitlines() if line.startswith("| tileweave |")]
     assert row.endswith(" | 0 | 8 |")  # no kernels on CPUs; two operators in each half of a layer
     assert "\n| 63 | 62 | " in run.stdout and "\n| 1 | 2 | " in run.stdout
+
+
+@pytest.mark.long
+def test_models_fuse_each_part_on_cpus():
+    """benchmarks/models.py, whose layers these are."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    program = FILE.with_name("models.py")
+    run = subprocess.run([*command, program], capture_output=True, text=True, timeout=900)
+    assert run.returncode == 0, run.stdout + run.stderr
+    rows = [line.split(" | ") for line in run.stdout.splitlines() if line.startswith("| ")][1:]
+    fused = {part.removeprefix("| "): int(count) for part, *_, count, _ in rows if part != "| ---"}
+    assert fused == {"prefill": 4, "train": 8, "decode": 2}
