@@ -197,6 +197,45 @@ def routing_by_torch(topk_ids: torch.Tensor, rank: int, num_experts: int, capaci
     )
 
 
+def masked_tables(
+    topk_ids: torch.Tensor, rank: int, num_experts: int
+) -> tuple[Tables, torch.Tensor]:
+    """Return tables for rows in the masked layout, and the rows of each expert of ``rank``, int32.
+
+    Each expert has room for the tokens of all ranks, W * T rows. Its rows are the first of them, in
+    the order of ``routing_of``.
+
+    Args:
+        topk_ids: (W, T, k), as for ``routing_of``.
+    """
+    ranks, tokens, _ = topk_ids.shape
+    per_rank, height = num_experts // ranks, ranks * tokens
+    dense = routing_of(topk_ids, rank, num_experts, per_rank * height).tables
+    kept = torch.where(is_first_choice(topk_ids), topk_ids, -1)
+    counts = counts_of(kept, num_experts).view(ranks, per_rank)
+    ends = counts.cumsum(1, dtype=torch.int32)
+    shifts = _numbers(per_rank, ends).int() * height - ends + counts
+    shift_of_choices = shifts.flatten()[topk_ids[rank].clamp(0, num_experts - 1).long()]
+
+    def moved(rows: torch.Tensor) -> torch.Tensor:
+        experts = torch.searchsorted(ends[rank], rows, right=True).clamp(max=per_rank - 1)
+        return torch.where(rows >= 0, rows + shifts[rank][experts], -1)
+
+    rows = torch.where(dense.source >= 0, _numbers(len(dense.source), ends).int(), -1)
+    source = rows.new_full((len(rows) + 1,), -1)
+    source[moved(rows).long()] = dense.source  # the last element is for rows without a token
+    place = torch.where(dense.place >= 0, dense.place + shift_of_choices, -1)
+    return Tables(source[:-1], moved(dense.slots), place), counts[rank]
+
+
+def counts_of(ids: torch.Tensor, count: int) -> torch.Tensor:
+    """Return how often each number below ``count`` occurs, (count,) int32; others are not counted.
+    The host does not wait."""
+    ids = torch.where((ids >= 0) & (ids < count), ids, count).flatten().long()
+    counts = torch.zeros(count + 1, dtype=torch.int32, device=ids.device)
+    return counts.scatter_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))[:count]
+
+
 def first_choices(ids: torch.Tensor) -> torch.Tensor:
     """Return, for each choice of a token, the first choice with the same number.
 

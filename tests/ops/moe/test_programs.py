@@ -19,7 +19,7 @@ from tileweave.ops.moe.dispatch import Dispatch
 from tileweave.ops.moe.kernels.combine import CombineBlocks, combine_program
 from tileweave.ops.moe.kernels.dispatch import DispatchBlocks, dispatch_program
 from tileweave.ops.moe.kernels.row_layout import RowLayout
-from tileweave.ops.moe.routing import default_capacity, routing_of
+from tileweave.ops.moe.routing import default_capacity, masked_tables, routing_of
 from tileweave.ops.moe.row_problem import RowProblem
 from tileweave.simulator.simulate import executable_at
 
@@ -34,7 +34,11 @@ SIDECARS = Path(__file__).with_name("equivalent")
 
 
 class Shape(NamedTuple):
-    """Extents of a simulated exchange."""
+    """Extents of a simulated exchange.
+
+    Attributes:
+        is_masked: whether rows are in the masked layout.
+    """
 
     ranks: int = 3
     tokens: int = 4
@@ -42,9 +46,12 @@ class Shape(NamedTuple):
     per_rank: int = 2
     capacity: int | None = None
     blocks: int = 3
+    is_masked: bool = False
 
     @property
     def rows(self) -> int:
+        if self.is_masked:
+            return self.per_rank * self.ranks * self.tokens
         return self.capacity or default_capacity(
             self.tokens, self.ranks, self.choices, self.per_rank
         )
@@ -64,8 +71,11 @@ class Shape(NamedTuple):
         num_experts = self.ranks * self.per_rank
         generator = torch.Generator().manual_seed(seed)
         ids = random_ids(self.ranks, self.tokens, self.choices, num_experts, generator)
-        routings = [routing_of(ids, r, num_experts, self.rows) for r in range(self.ranks)]
-        return [{n: t.numpy() for n, t in r.tables._asdict().items()} for r in routings]
+        if self.is_masked:
+            every = [masked_tables(ids, r, num_experts)[0] for r in range(self.ranks)]
+        else:
+            every = [routing_of(ids, r, num_experts, self.rows)[0] for r in range(self.ranks)]
+        return [{n: t.numpy() for n, t in tables._asdict().items()} for tables in every]
 
 
 def rows_of(rng: np.random.Generator, count: int, dtype: str) -> np.ndarray:
@@ -139,6 +149,7 @@ SHAPES = [
     Shape(3, capacity=3),
     Shape(4, tokens=3, choices=4, per_rank=1),
     Shape(2, tokens=5, blocks=24),
+    Shape(3, tokens=3, choices=3, is_masked=True),
     pytest.param(Shape(2, tokens=40, choices=4, per_rank=3, blocks=24), marks=LONG),
 ]
 """With few blocks, those of ``combine`` have several tokens and chunks have few blocks."""

@@ -15,7 +15,7 @@ from ... import ops
 from ...ops.core.groups import group_of
 from ...ops.moe.dispatch import NO_EXPERT, DispatchHandle
 from ...ops.moe.quant import quantized
-from ...ops.moe.routing import Tables, is_first_choice, routing_of
+from ...ops.moe.routing import counts_of, masked_tables
 from ...ops.moe.row_exchange import gather_from_all
 from ...ops.moe.row_problem import padded
 
@@ -54,14 +54,7 @@ def layout_of(topk_idx: Tensor, num_experts: int, ranks: int) -> Layout:
     """Return the destinations of tokens with the experts ``topk_idx``, (T, k)."""
     owners = topk_idx // (num_experts // ranks)
     is_in_rank = owners.unsqueeze(-1).eq(torch.arange(ranks, device=owners.device)).any(1)
-    return Layout(is_in_rank.sum(0, dtype=_WORD), _counts(topk_idx, num_experts), is_in_rank)
-
-
-def _counts(ids: Tensor, number: int) -> Tensor:
-    """Return how often each number from 0 on is among ``ids``: (number,) int32."""
-    ids = torch.where((ids >= 0) & (ids < number), ids, number).flatten().long()
-    counts = torch.zeros(number + 1, dtype=_WORD, device=ids.device)
-    return counts.scatter_add_(0, ids, torch.ones_like(ids, dtype=_WORD))[:number]
+    return Layout(is_in_rank.sum(0, dtype=_WORD), counts_of(topk_idx, num_experts), is_in_rank)
 
 
 def send(
@@ -160,7 +153,7 @@ def send_to_experts(
     ranks = group_of(group)
     ids = padded(topk_idx, most, NO_EXPERT)
     ids = gather_from_all(ids, group, _TRANSPORT).view(ranks.world_size, *ids.shape)
-    tables, counts = _tables_of_blocks(ids, ranks.rank, num_experts)
+    tables, counts = masked_tables(ids, ranks.rank, num_experts)
     if stats is not None:
         stats += counts
     weights = topk_idx.new_empty(topk_idx.shape, dtype=torch.float32)
@@ -172,34 +165,6 @@ def send_to_experts(
     if use_fp8:
         rows[1] = rows[1].mT.contiguous().mT
     return rows, counts, routing
-
-
-def _tables_of_blocks(all_ids: Tensor, rank: int, num_experts: int) -> tuple[Tables, Tensor]:
-    """Return tables where each expert has room for all tokens of all ranks, and the tokens of each
-    expert of ``rank``.
-
-    Args:
-        all_ids: (W, T, k), the experts of all tokens.
-    """
-    ranks, tokens, _ = all_ids.shape
-    per_rank, height = num_experts // ranks, ranks * tokens
-    dense = routing_of(all_ids, rank, num_experts, per_rank * height).tables
-    counts = _counts(torch.where(is_first_choice(all_ids), all_ids, NO_EXPERT), num_experts)
-    counts = counts.view(ranks, per_rank)
-    ends = counts.cumsum(1, dtype=_WORD)
-    shifts = torch.arange(per_rank, dtype=_WORD, device=ends.device) * height - ends + counts
-    experts = all_ids[rank].clamp(0, num_experts - 1).long()
-    place = torch.where(dense.place >= 0, dense.place + shifts.flatten()[experts], -1)
-
-    def moved(rows: Tensor) -> Tensor:
-        expert = torch.searchsorted(ends[rank], rows, right=True).clamp(max=per_rank - 1)
-        return torch.where(rows >= 0, rows + shifts[rank][expert], -1)
-
-    rows = torch.arange(len(dense.source), dtype=_WORD, device=ends.device)
-    targets = moved(torch.where(dense.source >= 0, rows, -1))
-    source = torch.full((len(rows) + 1,), -1, dtype=_WORD, device=ends.device)
-    source[targets.long()] = dense.source  # rows without a token write -1 to the last element
-    return Tables(source[:-1], moved(dense.slots), place), counts[rank]
 
 
 def add_of_experts(
