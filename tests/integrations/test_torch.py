@@ -8,11 +8,19 @@ import pytest
 import torch
 from torch._inductor import config, custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from tests.integrations import torch_on_ranks as on_ranks
 from tests.ops.on_ranks import Ranks
 from tileweave.builtins.errors import TileWeaveError
-from tileweave.integrations.torch import disable, enable, explain, hooks
+from tileweave.integrations.torch import (
+    disable,
+    enable,
+    explain,
+    fsdp,
+    hooks,
+    set_fsdp_communication,
+)
 from tileweave.integrations.torch.gather_forms import merge_gathers
 from tileweave.integrations.torch.passes import Passes
 
@@ -333,6 +341,22 @@ def test_replaced_passes_are_explained():
         with config.patch(post_grad_custom_pre_pass=Noted([])):
             assert str(explain()).startswith("passes that were set after enable() replace")
     assert str(explain()).startswith("the integration is not enabled")
+
+
+@pytest.mark.parametrize("param_dtype", [None, torch.bfloat16])
+def test_fsdp(two, param_dtype):
+    policy = MixedPrecisionPolicy(param_dtype, torch.float32)
+    result = of_ranks(two.run(on_ranks.train_fsdp, policy))
+    # Each of three steps gathers three layers, forward and backward, and scatters their gradients.
+    assert result == {"error": 0, "all_gather": 18, "reduce_scatter": 9}
+
+
+def test_fsdp_is_refused(monkeypatch):
+    with pytest.raises(TileWeaveError, match="no module is fully sharded; expected a model after"):
+        set_fsdp_communication(torch.nn.Linear(2, 2))
+    monkeypatch.setattr(fsdp, "_HOOKS", ("custom_all_gather", "gone"))
+    with pytest.raises(TileWeaveError, match=r"torch 2.* lacks FSDPModule.set_gone$"):
+        set_fsdp_communication(torch.nn.Linear(2, 2))
 
 
 def arguments_differ(A, Bs):

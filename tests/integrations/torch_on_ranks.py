@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._inductor import config
 from torch.distributed import _symmetric_memory as symm_mem
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import context_parallel_unshard
@@ -33,7 +34,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from tileweave import ops
-from tileweave.integrations.torch import enable, explain, parallel_styles
+from tileweave.integrations.torch import enable, explain, parallel_styles, set_fsdp_communication
 from tileweave.ops.norm.all_reduce_rms_norm import AllReduceRmsNorm
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -491,3 +492,34 @@ def compare(name: str, expected: Any, *args: Any, **options: Any) -> dict[str, A
         "error": error_of(tensors),
         "obstacle": kind.obstacle,
     }
+
+
+def train_fsdp(policy: MixedPrecisionPolicy) -> dict[str, Any]:
+    """Train a model of FSDP2 for three steps, without and with the integration, and count calls.
+
+    Returns:
+        The error of the losses and gradients, and the number of calls of each collective.
+    """
+    names = "all_gather", "reduce_scatter"
+    results = []
+    for is_ours in (False, True):
+        torch.manual_seed(0)
+        model = Mlp(biased=True).to(DEVICE)
+        for layer in (model.gate, model.up, model.down):
+            fully_shard(layer, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
+        if is_ours:
+            set_fsdp_communication(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        values = []
+        with mock.patch.multiple(ops, **{n: mock.Mock(wraps=getattr(ops, n)) for n in names}):
+            for step in range(3):
+                torch.manual_seed(10 * dist.get_rank() + step)
+                loss = model(torch.randn(5, HIDDEN, device=DEVICE)).square().mean()
+                loss.backward()
+                values += [loss, *(p.grad.full_tensor() for p in model.parameters())]
+                optimizer.step()
+                optimizer.zero_grad()
+            calls = {n: getattr(ops, n).call_count for n in names}
+        results.append(values)
+    return {"error": error_of(zip(*results, strict=True)), **calls}

@@ -149,7 +149,7 @@ SHAPES = [
     Shape(3, capacity=3),
     Shape(4, tokens=3, choices=4, per_rank=1),
     Shape(2, tokens=5, blocks=24),
-    Shape(3, tokens=3, choices=3, is_masked=True),
+    Shape(2, tokens=3, is_masked=True),
     pytest.param(Shape(2, tokens=40, choices=4, per_rank=3, blocks=24), marks=LONG),
 ]
 """With few blocks, those of ``combine`` have several tokens and chunks have few blocks."""

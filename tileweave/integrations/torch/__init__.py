@@ -7,7 +7,16 @@ enable()  # before the first call of the compiled model
 from __future__ import annotations
 
 from .explanation import Explanation
+from .fsdp import set_fsdp_communication
 from .hooks import Enabled, disable, enable, explain
 from .styles import parallel_styles
 
-__all__ = ["Enabled", "Explanation", "disable", "enable", "explain", "parallel_styles"]
+__all__ = [
+    "Enabled",
+    "Explanation",
+    "disable",
+    "enable",
+    "explain",
+    "parallel_styles",
+    "set_fsdp_communication",
+]
