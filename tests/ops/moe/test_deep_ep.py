@@ -80,6 +80,10 @@ def low_latency_combined(weights=WEIGHTS, **options):
         (lambda: Buffer(comm=1), "Buffer: comm is given; expected None"),
         (lambda: Buffer().get_dispatch_layout(IDS, 0), "num_experts=0; expected a positive mult"),
         (lambda: dispatched(is_token_in_rank=None), "is_token_in_rank is None; expected the resul"),
+        (
+            lambda: dispatched(x=torch.ones(3, 128)),
+            r"is_token_in_rank has shape \(2, 1\); expected \(3, 1\) for x of shape \(3, 128\)",
+        ),
         (lambda: dispatched(topk_idx=IDS), "topk_weights=None; expected a dense"),
         (lambda: dispatched(num_worst_tokens=1), "num_worst_tokens=1; expected 0, or at least 2"),
         (

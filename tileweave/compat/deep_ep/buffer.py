@@ -140,7 +140,8 @@ class Buffer:
         """Send each token to the ranks of its experts, once to each.
 
         Without ``handle`` and ``num_worst_tokens``, the host waits for the numbers of tokens. Ranks
-        may have different T. Unless T is the same power of two on all ranks, ``x`` is copied.
+        may have different T. ``x`` is copied, if T is less than the largest T, rounded up to a
+        power of two, or than ``num_worst_tokens / W``.
 
         Args:
             x: (T, H) of any type; or e4m3 rows and their scales, (T, H / 128), of 32 bits.
@@ -178,14 +179,17 @@ class Buffer:
             return _form(rows), None, None, None, None, event
         layout = Layout(num_tokens_per_rank, num_tokens_per_expert, is_token_in_rank)
         if missing := [name for name, tensor in layout._asdict().items() if tensor is None]:
-            raise refused(
-                op, f"{missing[0]} is None", "the result of get_dispatch_layout, or handle"
-            )
-        tokens, choices = len(parts[0]), (topk_idx, topk_weights)
-        _require_rows(op, tokens, **named, is_token_in_rank=is_token_in_rank)
-        if topk_idx is topk_weights is None:
-            choices = ()
-        else:
+            expected = "the result of get_dispatch_layout, or handle"
+            raise refused(op, f"{missing[0]} is None", expected)
+        tokens, choices = len(parts[0]), ()
+        _require_rows(op, tokens, **named)
+        self._require_experts(op, len(num_tokens_per_expert))
+        shape = tuple(is_token_in_rank.shape)
+        if shape != (tokens, self.group_size):
+            expected = f"{(tokens, self.group_size)} for x of shape {tuple(parts[0].shape)}"
+            raise refused(op, f"is_token_in_rank has shape {shape}", expected)
+        if topk_idx is not None or topk_weights is not None:
+            choices = topk_idx, topk_weights
             check_tokens(op, parts[0], *choices, max(1, tokens))
         least = self.group_size * tokens
         if num_worst_tokens and num_worst_tokens < least:
