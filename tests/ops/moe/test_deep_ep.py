@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import tileweave as tw
 from tests.ops.core.test_torch import assert_right
 from tests.ops.moe import deep_ep_on_ranks as on_ranks
 from tests.ops.on_ranks import Ranks
-from tileweave.compat.deep_ep import Buffer, Config
+from tileweave.compat.deep_ep import Buffer, Config, EventOverlap
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +108,23 @@ def low_latency_combined(weights=WEIGHTS, **options):
 def test_refused(call, message):
     with pytest.raises(tw.TileWeaveError, match=message):
         call()
+
+
+def test_streams(monkeypatch):
+    """With stand-ins for CUDA: what waits for what, and which streams use the tensors."""
+    cuda, x = mock.MagicMock(), mock.MagicMock(torch.Tensor, is_cuda=True)
+    monkeypatch.setattr(torch, "cuda", cuda)
+    current, stream = cuda.current_stream.return_value, cuda.Stream.return_value
+    result, event = Buffer()._run(lambda x: [x], (x,), None, True)
+    assert result == [x] and x.record_stream.mock_calls == [mock.call(stream), mock.call(current)]
+    stream.wait_event.assert_called_once_with(current.record_event.return_value)
+    event.current_stream_wait()
+    current.wait_event.assert_called_once_with(stream.record_event.return_value)
+    Buffer()._run(lambda x: [x], (x,), EventOverlap("previous"), True)
+    stream.wait_event.assert_called_with("previous")
+    _, event = Buffer()._run(lambda x: [x], (x,), EventOverlap("previous"), False)
+    current.wait_event.assert_called_with("previous")
+    assert event.event is None
 
 
 def test_settings(monkeypatch):

@@ -21,6 +21,7 @@ from tileweave.ops.moe.routing import (
     default_capacity,
     fits,
     has_kernel,
+    masked_tables,
     routing_by_torch,
     routing_of,
 )
@@ -52,6 +53,26 @@ def expected(ids: torch.Tensor, rank: int, num_experts: int, capacity: int) -> R
         slots[token, : len(numbers)] = torch.tensor(numbers)
     tables = Tables(source, slots, place)
     return Routing(tables, torch.tensor(offsets), torch.tensor(dropped))
+
+
+def masked(ids: torch.Tensor, rank: int, num_experts: int) -> tuple[Tables, torch.Tensor]:
+    """Return the tables of the masked layout and the rows of each expert, by definition."""
+    ranks, tokens, choices = ids.shape
+    per_rank = num_experts // ranks
+    capacity = per_rank * ranks * tokens
+    source, place = torch.full((capacity,), -1), torch.full((tokens, choices), -1)
+    slots, counts = torch.full((ranks * tokens, choices), -1), torch.zeros(num_experts)
+    for owner, rows in enumerate(all_rows(ids, num_experts)):
+        for row in rows:
+            at = row.expert % per_rank * ranks * tokens + int(counts[row.expert])
+            counts[row.expert] += 1
+            if row.rank == rank:
+                place[row.token, ids[rank, row.token] == row.expert] = owner * capacity + at
+            if owner == rank:
+                token = row.rank * tokens + row.token
+                source[at] = token * choices + row.choice
+                slots[token] = torch.cat([torch.tensor([at]), slots[token, :-1]])
+    return Tables(source, slots, place), counts.view(ranks, per_rank)[rank]
 
 
 def flat(routing: Routing) -> tuple[torch.Tensor, ...]:
@@ -252,3 +273,15 @@ def test_the_default_capacity_is_enough_and_needed(choices):
 def test_ids_that_wrap_around_are_no_experts():
     ids = torch.tensor([[[1 << 32, -(1 << 40), 0]]])
     assert routing_of(ids, 0, 4, 3).tables.place.tolist() == [[-1, -1, 0]]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_masked_tables(seed):
+    generator = torch.Generator().manual_seed(seed)
+    ranks, per_rank = 1 + seed % 3, 1 + seed % 4
+    ids = random_ids(ranks, 4, 1 + seed % 5, ranks * per_rank, generator)
+    for rank in range(ranks):
+        tables, counts = masked_tables(ids, rank, ranks * per_rank)
+        right, right_counts = masked(ids, rank, ranks * per_rank)
+        assert all(map(torch.equal, (*tables, counts), (t.int() for t in (*right, right_counts))))
+        assert {t.dtype for t in (*tables, counts)} == {torch.int32}
