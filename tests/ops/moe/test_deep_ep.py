@@ -91,6 +91,7 @@ def low_latency_combined(weights=WEIGHTS, **options):
             lambda: dispatched(x=(X, X[:1])),
             r"scales has shape \(1, 128\); expected \(2, columns\)",
         ),
+        (lambda: dispatched(x=(X, X.double())), "scales are of torch.float64; expected a type of"),
         (lambda: dispatched(handle=dispatched()[4], topk_idx=IDS), "topk_idx is given; expected N"),
         (lambda: combined(X[:1]), r"x has shape \(1, 128\); expected \(2, columns\)"),
         (lambda: low_latency(use_ue8m0=True), "use_ue8m0=True; expected False"),

@@ -183,6 +183,8 @@ class Buffer:
             raise refused(op, f"{missing[0]} is None", expected)
         tokens, choices = len(parts[0]), ()
         _require_rows(op, tokens, **named)
+        if len(parts) > 1 and parts[1].dtype.itemsize != 4:
+            raise refused(op, f"scales are of {parts[1].dtype}", "a type of 32 bits")
         self._require_experts(op, len(num_tokens_per_expert))
         shape = tuple(is_token_in_rank.shape)
         if shape != (tokens, self.group_size):

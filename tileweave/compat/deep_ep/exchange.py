@@ -1,7 +1,7 @@
 """Exchanges of ``Buffer``, in the current stream.
 
-``dispatch`` of DeepEP sends a token once to each rank that has experts of it. This is ``ops.
-dispatch`` of a mixture where each rank is an expert.
+DeepEP's ``dispatch`` sends a token once to each rank that has some of its experts. This is
+``ops.dispatch`` for a mixture where each rank is an expert.
 """
 
 from __future__ import annotations
@@ -83,13 +83,12 @@ def send(
         clear_rest=False, group=group, transport=_TRANSPORT,
     )  # fmt: skip
     handle = Handle(routing, rows)
-    others = [*scales, *(c.to(_WORD) if not c.is_floating_point() else c for c in choices)]
-    if not others:
+    sent = [*scales, *(choices and (choices[0].to(_WORD), choices[1].float()))]
+    if not sent:
         return [received[:rows]], [], counts, handle
-    words = torch.cat([t.view(_WORD) for t in others], 1)
-    widths = [t.shape[1] for t in others]
-    split = _exchanged(words, routing)[:rows].split(widths, 1)
-    others = [t.contiguous().view(o.dtype) for t, o in zip(split, others, strict=True)]
+    words = _exchanged(torch.cat([t.view(_WORD) for t in sent], 1), routing)[:rows]
+    split = words.split([t.shape[1] for t in sent], 1)
+    others = [t.contiguous().view(s.dtype) for t, s in zip(split, sent, strict=True)]
     received = [received[:rows], *others[: len(scales)]]
     if not choices:
         return received, [], counts, handle
@@ -144,7 +143,7 @@ def send_to_experts(
     stats: Tensor | None, group: str,
 ) -> tuple[list[Tensor], Tensor, DispatchHandle]:  # fmt: skip
     """Return the rows of the experts, (E / W, W * most, H), with their scales if there are any, the
-    tokens of each expert, and a handle.
+    tokens of each expert, and a handle whose weights are undefined.
 
     Args:
         most: maximum number of tokens of a rank.
