@@ -217,15 +217,15 @@ def masked_tables(
     shifts = _numbers(per_rank, ends).int() * height - ends + counts
     shift_of_choices = shifts.flatten()[topk_ids[rank].clamp(0, num_experts - 1).long()]
 
-    def moved(rows: torch.Tensor) -> torch.Tensor:
+    def to_masked(rows: torch.Tensor) -> torch.Tensor:
         experts = torch.searchsorted(ends[rank], rows, right=True).clamp(max=per_rank - 1)
         return torch.where(rows >= 0, rows + shifts[rank][experts], -1)
 
     rows = torch.where(dense.source >= 0, _numbers(len(dense.source), ends).int(), -1)
     source = rows.new_full((len(rows) + 1,), -1)
-    source[moved(rows).long()] = dense.source  # the last element is for rows without a token
+    source[to_masked(rows).long()] = dense.source  # the last element is for rows without a token
     place = torch.where(dense.place >= 0, dense.place + shift_of_choices, -1)
-    return Tables(source[:-1], moved(dense.slots), place), counts[rank]
+    return Tables(source[:-1], to_masked(dense.slots), place), counts[rank]
 
 
 def counts_of(ids: torch.Tensor, count: int) -> torch.Tensor:
