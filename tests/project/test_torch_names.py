@@ -40,6 +40,10 @@ def accepts(*arguments: Any, **options: Any) -> Callable[[Any], None]:
     return check
 
 
+def handles_attention(handlers: dict[Any, Any]) -> None:
+    assert torch.ops.aten._scaled_dot_product_flash_attention.default in handlers
+
+
 def schema(*names: str) -> Callable[[Any], None]:
     """Return a check that an operator has these arguments first; after ``*``, in any order."""
     star = names.index("*") if "*" in names else len(names)
@@ -234,6 +238,18 @@ NAMES: dict[str, tuple[str, Callable[[Any], None]]] = {
     "torch.distributed.distributed_c10d._resolve_process_group": (
         "runtime/host/group_argument.py",
         fails_for_an_unknown_name,
+    ),
+    "torch.distributed.tensor.experimental._context_parallel._attention": (
+        "tileweave/integrations/torch/context_parallel.py",
+        lambda _: None,
+    ),
+    "torch.distributed.tensor.experimental._context_parallel._attention._cp_options": (
+        "tileweave/integrations/torch/context_parallel.py",
+        lambda options: returns(bool)(lambda: options.enable_load_balance),
+    ),
+    "torch.distributed.tensor.experimental._context_parallel._attention.custom_ops": (
+        "tileweave/integrations/torch/context_parallel.py",
+        handles_attention,
     ),
     "torch.ops._c10d_functional": (
         "tileweave/integrations/torch",

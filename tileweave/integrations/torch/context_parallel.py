@@ -38,19 +38,19 @@ def handlers() -> Iterator[None]:
     """Replace torch's handlers by those of this file while the context is open."""
     from torch.distributed.tensor.experimental._context_parallel import _attention
 
-    ours = {}
+    handlers_of_torch, ours = _attention.custom_ops, {}
     for name in _IMPLEMENTATIONS:
         for direction, compute in (("", _forward), ("_backward", _backward)):
             overload = getattr(torch.ops.aten, f"_scaled_dot_product_{name}{direction}").default
-            own = _attention.custom_ops.get(overload, _refuse)
+            own = handlers_of_torch.get(overload, _refuse)
             ours[overload] = partial(_handle, compute, own, _attention._cp_options)
-    with mock.patch.dict(_attention.custom_ops, ours):
+    with mock.patch.dict(handlers_of_torch, ours):
         yield
 
 
 def _handle(
     compute: Callable[..., list[Tensor]], own: Callable[..., Any], settings: Any,
-    overload: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
+    overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
 ) -> Any:  # fmt: skip
     """Compute attention by TileWeave, or by ``own`` if TileWeave does not accept the call.
 
@@ -88,7 +88,7 @@ def _handle(
 
 
 def _accepts(
-    overload: torch._ops.OpOverload, call: Mapping[str, Any], tensors: Mapping[str, Tensor],
+    overload: Any, call: Mapping[str, Any], tensors: Mapping[str, Tensor],
     group: str, options: Mapping[str, Any],
 ) -> bool:  # fmt: skip
     """Count a call. Return whether TileWeave computes it."""
