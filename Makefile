@@ -16,6 +16,7 @@ count_gpus := import torch; print(torch.cuda.device_count())
 find_cuda := from tilelang.contrib.nvcc import find_cuda_path; print(find_cuda_path())
 with_cuda = CUDA_HOME=$$($(python) -c '$(find_cuda)')
 torchrun := $(python) -m torch.distributed.run --standalone
+engines := $(basename $(notdir $(wildcard tests/engines/*.txt)))
 gpu_programs := $(wildcard tests/gpu/*.py tests/gpu/*/*.py)
 
 # The checkout works without being installed: see tileweave/__init__.py.
@@ -60,13 +61,18 @@ test-versions-quick: .venv/ready-test
 test-nvcc: .venv/ready
 	@$(python) tools/test_nvcc.py
 
-# Installs what tests/engines/NAME.py imports from NAME.txt, without what that depends on.
-test-engines: .venv/ready-test
-	@for list in tests/engines/*.txt; do \
-	  name=$$(basename $$list .txt) folder=build/engines/$$(basename $$list .txt); \
-	  $(pip_install) --no-deps --upgrade --target $$folder -r $$list; \
-	  PYTHONPATH=$$PYTHONPATH:$$folder $(python) -m pytest -q tests/engines/$$name.py; \
-	done
+# Each engine in a folder of its own, with the metadata of TileWeave, where engines find plug-ins.
+test-engines: $(engines:%=build/engines/%/ready)
+	@failed=; for name in $(engines); do \
+	  PYTHONPATH=$$PYTHONPATH:build/engines/$$name $(python) -m pytest -q tests/engines/$$name.py \
+	    || failed="$$failed $$name"; \
+	done; [ -z "$$failed" ] || { echo "test-engines: failed:$$failed" >&2; exit 1; }
+
+# What tests/engines/NAME.py imports is in NAME.txt, without what that depends on.
+build/engines/%/ready: tests/engines/%.txt pyproject.toml .venv/ready-test
+	@echo "installing $< into $(@D)"; rm -rf $(@D)
+	@$(pip_install) --no-deps --target $(@D) -r $< .
+	@touch $@
 
 lit: .venv/ready-test
 	@$(with_cuda) .venv/bin/lit -sv lit_tests

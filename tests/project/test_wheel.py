@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from configparser import ConfigParser
 from email.message import Message
 from email.parser import HeaderParser
 from importlib.metadata import EntryPoint
@@ -19,6 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import tileweave
+from tileweave.integrations import engines
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PACKAGES = ("builtins", "codegen", "examples", "ops", "passes", "runtime", "simulator", "tileweave")
@@ -76,12 +78,18 @@ def test_the_wheel_has_what_is_no_module(wheel):
     assert [n for n in names if re.search(r"(^|/)(lit_)?tests?(/|_)|\.so$|\.pyc$", n)] == []
 
 
-def test_the_entry_point_is_the_command_line(wheel):
-    group, line = wheel.read(f"{INFO}/entry_points.txt").decode().split("\n")[:2]
-    name, _, value = line.partition("=")
-    assert (group, name.strip()) == ("[console_scripts]", "tileweave")
-    entry = EntryPoint(name.strip(), value.strip(), "console_scripts")
-    assert entry.load() is tileweave.cli.main.main
+def test_entry_points_exist(wheel):
+    parser = ConfigParser()
+    parser.read_string(wheel.read(f"{INFO}/entry_points.txt").decode())
+    loaded = {
+        group: EntryPoint("tileweave", parser[group]["tileweave"], group).load()
+        for group in parser.sections()
+    }
+    assert loaded == {
+        "console_scripts": tileweave.cli.main.main,
+        "vllm.general_plugins": engines.vllm,
+        "sglang.srt.plugins": engines.sglang,
+    }
 
 
 def test_metadata_is_complete(metadata):
@@ -105,8 +113,8 @@ def imported(source: str) -> set[str]:
 def test_each_imported_package_is_a_requirement(wheel, metadata):
     sources = [wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".py")]
     own = {"tileweave", "tvm", *(path.stem for path in (CHECKOUT / "examples").glob("*.py"))}
-    engines = {"transformers", "torchtitan"}  # who uses their integrations has them
-    modules = set().union(*map(imported, sources)) - {*sys.stdlib_module_names} - own - engines
+    users = {"transformers", "torchtitan", "vllm", "sglang"}  # of TileWeave, not requirements
+    modules = set().union(*map(imported, sources)) - {*sys.stdlib_module_names} - own - users
     assert {"tilelang", "torch", "cuda", "matplotlib"} <= modules
     requirements = map(Requirement, metadata.get_all("Requires-Dist"))
     needed = {canonicalize_name(requirement.name) for requirement in requirements}
