@@ -10,7 +10,7 @@ from tests.ops.on_ranks import Ranks
 
 @pytest.fixture(scope="module")
 def two():
-    ranks = Ranks(2)
+    ranks = Ranks(2, on_ranks.__name__)
     yield ranks
     ranks.close()
 

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from sglang.srt import plugins
 from sglang.srt.layers import layernorm_sp
-from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from torch.nn import functional
 
 from tests.integrations.torch_on_ranks import error_of
@@ -46,14 +45,14 @@ def mlp(architecture: str, count: int) -> dict:
     x = torch.randn(count, HIDDEN, dtype=torch.bfloat16)
     up, down = (torch.randn(*shape).bfloat16() for shape in ((INNER, HIDDEN), (HIDDEN, INNER)))
     layers = [
-        SimpleNamespace(
-            weight=weight, bias=None, tp_group=group, quant_method=UnquantizedLinearMethod()
-        )
+        SimpleNamespace(weight=weight, tp_group=group)
         for weight in (up.chunk(size)[rank], down.chunk(size, 1)[rank].contiguous())
     ]
     parallel = SimpleNamespace(tp_group=group, enable_layernorm_sp=True)
     config = SimpleNamespace(hf_config=SimpleNamespace(architectures=[architecture]))
-    with mock.patch.object(layernorm_sp, "get_parallel", lambda: parallel):
+    # What decides whether a layer is dense imports torchvision.
+    replaced = {"get_parallel": lambda: parallel, "sp_fused_matmul_eligible": lambda _: True}
+    with mock.patch.multiple(layernorm_sp, **replaced):
         layernorm_sp.initialize_layernorm_sp(model_config=config)
         shard = layernorm_sp.sp_entry_scatter(x)
         h = functional.relu(layernorm_sp.column_parallel_g_matmul(layers[0], shard, None))

@@ -9,12 +9,14 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 from vllm import plugins
+from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers import linear
 
 from tests.integrations.torch_on_ranks import error_of
 from tileweave import ops
+from tileweave.integrations import vllm
 
 COLUMNS, HIDDEN = 16, 24
 
@@ -40,8 +42,9 @@ def layer(shape: tuple[int, ...], strategy: str | None, compiles: bool, options:
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     if not parallel_state.model_parallel_is_initialized():
-        parallel_state.init_distributed_environment(size, rank, local_rank=rank, backend="gloo")
-        parallel_state.initialize_model_parallel(size)
+        with set_current_vllm_config(VllmConfig(device_config=DeviceConfig("cpu"))):
+            parallel_state.init_distributed_environment(size, rank, local_rank=rank, backend="gloo")
+            parallel_state.initialize_model_parallel(size)
     torch.manual_seed(0)
     weight, bias = torch.randn(HIDDEN, COLUMNS), torch.randn(HIDDEN)
     x = torch.randn(*shape, COLUMNS)
@@ -52,7 +55,8 @@ def layer(shape: tuple[int, ...], strategy: str | None, compiles: bool, options:
 
     chosen = mock.Mock(return_value=ops.Strategy(strategy, "the test sets it"))
     fused = mock.Mock(wraps=ops.matmul_all_reduce)
-    forward = torch.compile(module, backend="aot_eager", dynamic=True) if compiles else module
+    forward = torch.compile(module, backend="aot_eager", dynamic=True, fullgraph=True) if compiles else module
+    vllm._is_fused.clear()
     with mock.patch.multiple(ops, strategy_of=chosen, matmul_all_reduce=fused):
         with torch.inference_mode():
             y, own_bias = forward(x.chunk(size, -1)[rank] if module.input_is_parallel else x)

@@ -39,14 +39,18 @@ FP8 = torch.float8_e4m3fn
 
 
 class Ranks:
-    """Connected processes; each runs functions by name."""
+    """Connected processes; each runs functions by name.
 
-    def __init__(self, count: int) -> None:
+    Args:
+        modules: imported once for all ranks, if no ranks were started before.
+    """
+
+    def __init__(self, count: int, *modules: str) -> None:
         self.count = count
         self._folder = tempfile.TemporaryDirectory()
         place = f"file://{self._folder.name}/store"
         context = get_context("forkserver")  # what all ranks import is imported once
-        context.set_forkserver_preload(["tests.ops.on_ranks"])
+        context.set_forkserver_preload(["tests.ops.on_ranks", *modules])
         self._processes = [
             ProcessPoolExecutor(1, context, _join, (place, rank, count)) for rank in range(count)
         ]
