@@ -55,7 +55,8 @@ def layer(shape: tuple[int, ...], strategy: str | None, compiles: bool, options:
 
     chosen = mock.Mock(return_value=ops.Strategy(strategy, "the test sets it"))
     fused = mock.Mock(wraps=ops.matmul_all_reduce)
-    forward = torch.compile(module, backend="aot_eager", dynamic=True, fullgraph=True) if compiles else module
+    options = {"backend": "aot_eager", "dynamic": True, "fullgraph": True}
+    forward = torch.compile(module, **options) if compiles else module
     vllm._is_fused.clear()
     with mock.patch.multiple(ops, strategy_of=chosen, matmul_all_reduce=fused):
         with torch.inference_mode():
