@@ -32,6 +32,7 @@ def test_plugin_is_enabled_by_name(two):
         ((2, 40), "fused", False, {}, [128]),
         ((5,), "nccl", False, {}, []),
         ((70,), "nccl", True, {}, []),
+        ((0,), None, False, {}, []),
         ((5,), None, False, {"input_is_parallel": False}, []),
     ],
 )

@@ -64,8 +64,9 @@ def _row_parallel(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     name, b = group.device_group.group_name, weight.t()
     key = name, rows.shape, b.shape, x.dtype
     if key not in _is_fused:
-        strategy = ops.strategy_of(ops.matmul_all_reduce, rows, b, name)
-        _is_fused[key] = strategy.name == "fused"
+        _is_fused[key] = (
+            len(rows) > 0 and ops.strategy_of(ops.matmul_all_reduce, rows, b, name).name == "fused"
+        )
     if _is_fused[key]:
         y = ops.matmul_all_reduce(padded(rows), b, name, bias=bias)[: len(rows)]
     else:
