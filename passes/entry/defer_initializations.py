@@ -14,6 +14,7 @@ from ..ir.group import heap_tensors
 from ..ir.leaves import leaves_of
 from ..ir.memory_order import releases
 from ..ir.operators import hold
+from ..ir.pipelined_loops import is_pipelined, uses_tma
 from ..ir.tma import may_have_producer
 from ..ir.walk import (
     calls_in,
@@ -22,6 +23,7 @@ from ..ir.walk import (
     flatten,
     has_loads,
     location,
+    op_name,
     rewrite_and_allocate,
 )
 
@@ -81,8 +83,8 @@ class _Level:
 
 def _path_to_pipelined(stmt: tirx.Stmt) -> list[tirx.Stmt] | None:
     """Return the nested statements from ``stmt`` to the first loop that TileLang specializes."""
-    if isinstance(stmt, tirx.For) and "num_stages" in stmt.annotations:
-        return [stmt] if int(stmt.annotations["num_stages"]) >= 1 else None
+    if isinstance(stmt, tirx.For) and is_pipelined(stmt) and uses_tma(stmt):
+        return [stmt]
     for child in children_of(stmt):
         path = _path_to_pipelined(child)
         if path is not None:
@@ -248,7 +250,7 @@ class _Rewriter:
             return flatten([*before, self.rewrite(child, []), *after])
         before: list[tirx.Stmt] = []
         for inner in level.before:
-            if isinstance(inner, tirx.Bind) and not any(inner.var.same_as(v) for v in level.held):
+            if isinstance(inner, tirx.Bind) and not self._stays(inner, level):
                 self._values[inner.var] = self._inline(inner.value)
             if not level.is_moved(inner):
                 before.append(inner)
@@ -260,6 +262,11 @@ class _Rewriter:
         new = _Deferred(done, [self._inline(s) for s in level.moved])
         before += [new.set(0), hold(tirx.BufferLoad(done, [0]))]
         return self._sequence(before, child, [*deferred, new], after)
+
+    def _stays(self, bind: tirx.Bind, level: _Level) -> bool:
+        """Return whether TileLang does not move the definition of a name."""
+        held = any(bind.var.same_as(v) for v in level.held)
+        return held or op_name(bind.value) == "tl.launch_thread_idx"
 
     def _sequence(
         self,

@@ -6,6 +6,7 @@ import tilelang.language as T
 from tilelang import tvm
 
 import tileweave as tw
+from tests.factory import factory
 from tileweave import language as W
 from tileweave.passes.entry.defer_initializations import defer_initializations
 from tileweave.passes.ir.releases import upgrade_ir
@@ -121,3 +122,32 @@ def test_without_warp_specialization_nothing_changes():
     assert defer_initializations(program, ampere).same_as(program)
     with tvm.transform.PassContext(config={"tl.disable_warp_specialized": True}):
         assert defer_initializations(program, TARGET).same_as(program)
+
+
+@factory
+def of_threads(is_copied, A: T.Tensor((256, 64), "float16"), out: T.Tensor((2, 128), F32)):
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_shared((64, 64), "float16")
+        own = T.alloc_local((2,), F32)
+        thread = T.get_thread_binding()
+        for i in T.serial(2):
+            own[i] = A[thread, i]
+        for turn in T.serial(2):
+            for step in T.Pipelined(2, num_stages=1):
+                if is_copied:
+                    T.copy(A[(turn * 2 + step) * 64, 0], tile)
+                    own[0] += tile[thread % 64, step]
+                else:
+                    own[step] += own[1 - step]
+        for i in T.serial(2):
+            out[i, thread] = own[i]
+
+
+def test_an_initialization_may_use_the_index_of_the_thread():
+    A = np.arange(256 * 64, dtype="float16").reshape(256, 64) % 7
+    tw.validate(of_threads(True), 1, [{"A": A}], "sm_90a")
+
+
+def test_a_loop_without_loads_by_the_tma_is_not_specialized():
+    program = of_threads(False)
+    assert defer_initializations(program, TARGET).same_as(program)
