@@ -34,6 +34,7 @@ class Case:
         written: names of the tensors that the calls write.
         nan: whether a statement that makes a NaN or an infinity is a fault.
         blocks: number of blocks of a launch that run; None: all.
+        clipped: guarded accesses out of bounds of the schedules so far, by tensor and line.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Case:
         names = {p.name for p in parameters if p.shape is not None}
         dynamic = dynamic_extents(parameters)
         self.executable, self.nan, self.blocks = executable, nan, blocks
+        self.clipped: dict[tuple[str, str], str] = {}
         self.aliases = {n: v for n, v in inputs[0].items() if isinstance(v, str)}
         """Multicast parameters, with the symmetric tensor at their address."""
         self.inputs = inputs = [
@@ -99,7 +101,7 @@ class Case:
         """Return a machine for one schedule."""
         world_size = self.executable.world_size
         machine = kind(world_size, self._layout(), seed, resident_blocks, self.thread_names)
-        machine.nan, machine.most_blocks = self.nan, self.blocks
+        machine.nan, machine.most_blocks, machine.clipped = self.nan, self.blocks, self.clipped
         for p in self.executable.parameters:
             if p.shape is not None and p.name not in self.aliases:
                 machine.tensors[p.name] = self._tensors(p, machine)

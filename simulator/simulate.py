@@ -118,8 +118,9 @@ def simulate(
 
     Raises:
         SimulationError: a fault; its report names ranks, blocks, lines and the seed.
-        SimulationWarning: (a warning) flags are signalled but never waited for or read, or a check
-            of the compiler refuses a kernel for ``arch``.
+        SimulationWarning: (a warning) flags are signalled but never waited for or read; a guarded
+            access is out of bounds, other than at the end of a tile; or a check of the compiler
+            refuses a kernel for ``arch``.
         TileWeaveError: illegal arguments, or the timeline cannot be written.
     """
     check_numbers("simulate", world_size, schedules, seed, epochs, resident_blocks)
@@ -142,7 +143,8 @@ def simulate(
     bar = Progress(program.plan.name, schedules, progress, most_seconds, jobs=most_jobs)
     seeds = range(seed, seed + schedules)
     last = Schedules(case, seeds, resident, bar, write, jobs).run()
-    _warn(program, arch, [*last.signals.values(), *_not_computed(last.outputs, blocks)])
+    texts = [*last.signals.values(), *case.clipped.values()]
+    _warn(program, arch, [*texts, *_not_computed(last.outputs, blocks)])
     if write is not None and last.machine is not None:
         write(last.machine.trace(program.plan.name, seeds[-1]))
     return last.outputs
@@ -159,7 +161,7 @@ def _explore(
         if write is not None:
             write_fault(write, exploring.machine, exploring.name, error, stacklevel=5)
         raise
-    _warn(program, arch, exploring.unread.values())
+    _warn(program, arch, [*exploring.unread.values(), *exploring.case.clipped.values()])
     if write is not None:
         write(exploring.machine.trace(exploring.name, None))
     return result
@@ -173,8 +175,8 @@ def _not_computed(outputs: list[dict[str, np.ndarray]], blocks: int | None) -> I
 
 
 def _warn(executable: Executable, arch: str, texts: Iterable[str]) -> None:
-    """Warn of signals that are never waited for or read, of elements that are not computed, and of
-    kernels that do not compile."""
+    """Warn of signals that are never waited for or read, of guarded accesses, of elements that are
+    not computed, and of kernels that do not compile."""
     texts = list(texts)
     for program in executable.programs:
         error = program.refusal(arch)

@@ -35,29 +35,48 @@ class GlobalRef:
     loc: str
     clips: bool = False
     """True if TileLang guards the access: out of bounds, it loads zero or stores nothing."""
+    constants: tuple[int, ...] = ()
+    """Constant term of each index, if known."""
 
     def tensor(self, frame: Frame) -> Tensor:
         return frame.block.tensors[self.name]
 
 
 def out_of_bounds(frame: Frame, name: str, shape: tuple, index: Any, loc: str) -> SimulationError:
-    return SimulationError(
-        "bounds",
-        f"{name}[{', '.join(map(str, index))}] of shape {tuple(shape)}, by "
-        f"{frame.block.place}\n --> {loc}",
-    )
+    return SimulationError("bounds", _missing_element(frame, name, shape, index, loc))
+
+
+def _missing_element(frame: Frame, name: str, shape: tuple, index: Any, loc: str) -> str:
+    indices = ", ".join(map(str, index))
+    return f"{name}[{indices}] of shape {tuple(shape)}, by {frame.block.place}\n --> {loc}"
+
+
+def _note_clipped(
+    frame: Frame, name: str, shape: tuple, axis: int, index: list, constants: tuple, extent: int,
+    loc: str,
+) -> None:  # fmt: skip
+    """Note, for a warning, an element that a guard skips, if only the constant term of an index
+    moves it out of bounds. Programs rely on guards at the ends of tiles of other sizes than
+    ``extent`` elements divide into, and where they compute indices from data."""
+    constant = constants[axis] if constants else 0
+    is_tail = shape[axis] % extent != 0
+    if constant and not is_tail and 0 <= index[axis] - constant < shape[axis]:
+        text = _missing_element(frame, name, shape, index, loc)
+        frame.block.machine.clipped.setdefault((name, loc), f"no element {text}")
 
 
 def select(
     frame: Frame, name: str, shape: tuple, index: list, loc: str, symmetric: bool = False,
-    clips: bool = False,
+    clips: bool = False, constants: tuple[int, ...] = (),
 ) -> tuple[tuple, np.ndarray | None, tuple | None]:  # fmt: skip
     """Return a NumPy index for these indices, the mask of the elements of the vector that it covers
     (None: all), and the shape of the vector (None: a scalar)."""
     if not any(isinstance(i, np.ndarray) for i in index):
         key = tuple(int(i) for i in index)
-        if not all(0 <= i < n for i, n in zip(key, shape, strict=True)):
-            if clips and not (symmetric and not 0 <= key[0] < shape[0]):
+        outside = [axis for axis, n in enumerate(shape) if not 0 <= key[axis] < n]
+        if outside:
+            if clips and not (symmetric and outside[0] == 0):
+                _note_clipped(frame, name, shape, outside[0], key, constants, 1, loc)
                 return key, np.zeros((), np.bool_), ()
             raise out_of_bounds(frame, name, shape, key, loc)
         return key, None, None
@@ -67,12 +86,16 @@ def select(
         if np.size(i) and 0 <= np.min(i) and np.max(i) < n:
             continue
         fits = np.logical_and(np.greater_equal(i, 0), np.less(i, n))
-        if (symmetric and axis == 0) or not clips:
+        raises = (symmetric and axis == 0) or not clips
+        if raises or constants:
             missing = ~np.broadcast_to(fits, space) if active is None else ~fits & active
             if missing.any():
                 at = tuple(np.argwhere(np.broadcast_to(missing, space))[0])
                 first = [int(np.broadcast_to(j, space)[at]) for j in index]
-                raise out_of_bounds(frame, name, shape, first, loc)
+                if raises:
+                    raise out_of_bounds(frame, name, shape, first, loc)
+                extent = int(np.max(i)) - int(np.min(i)) + 1
+                _note_clipped(frame, name, shape, axis, first, constants, extent, loc)
         covered = np.broadcast_to(fits if covered is None else covered & fits, space)
     if covered is None or covered.all():
         return tuple(i if isinstance(i, np.ndarray) else int(i) for i in index), None, space
@@ -141,7 +164,14 @@ def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
     """Return values and poison of ordinary loads."""
     tensor = ref.tensor(frame)
     key, covered, space = select(
-        frame, ref.name, tensor.shape, index, ref.loc, tensor.symmetric, ref.clips
+        frame,
+        ref.name,
+        tensor.shape,
+        index,
+        ref.loc,
+        tensor.symmetric,
+        ref.clips,
+        ref.constants,
     )
     if space is None or (covered is None and _acts_together(frame, space)):
         access = element_access(frame, ref, frame.mask.overlapping, tensor, index, covered)
@@ -173,7 +203,14 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
         if values is None:
             return
     key, covered, space = select(
-        frame, ref.name, tensor.shape, index, ref.loc, tensor.symmetric, ref.clips
+        frame,
+        ref.name,
+        tensor.shape,
+        index,
+        ref.loc,
+        tensor.symmetric,
+        ref.clips,
+        ref.constants,
     )
     if space == ():
         return

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from tvm import tirx
+from tvm.arith import Analyzer
 from tvm.ir import structural_equal
 
-from ...passes.ir.walk import op_name
+from ...passes.ir.walk import op_name, variables_in
 from ..machine.block import Frame
 from ..memory.values import convert, is_float, numpy_dtype
 from ..report.errors import uninitialized, unsupported
@@ -412,12 +413,17 @@ class Expressions:
 
         return converted
 
+    def guarded(self, buffer: tirx.Buffer, indices: Any, op: str, loc: str) -> GlobalRef:
+        """Return the tensor of an access of a statement that TileLang guards."""
+        constants = () if self.is_reshaped(buffer) else tuple(map(constant_term, indices))
+        return GlobalRef(self.globals[buffer.data], op, loc, self.guards, constants)
+
     def _BufferLoad(self, load, loc: str) -> Expr:
         buffer = load.buffer
         values = self.indices(load.indices, buffer.name, loc)
         node = self.node()
         if buffer.data in self.globals:
-            ref = GlobalRef(self.globals[buffer.data], "load", loc, self.guards)
+            ref = self.guarded(buffer, load.indices, "load", loc)
             values = self.in_whole(buffer, values, loc)
 
             def value(frame: Frame):
@@ -502,6 +508,13 @@ def unraveled(flat: Any, shape: tuple[int, ...]) -> list[Any]:
         out.insert(0, flat % extent)
         flat = flat // extent
     return [flat, *out]
+
+
+def constant_term(index: tirx.PrimExpr) -> int:
+    """Return the constant of a sum, such as 1 of ``i * 4 + 1``; 0 if an operand reads memory."""
+    zeros = {variable: tirx.IntImm(variable.dtype, 0) for variable in variables_in(index)}
+    value = Analyzer().simplify(tirx.stmt_functor.substitute(index, zeros))
+    return int(value) if isinstance(value, tirx.IntImm) else 0
 
 
 def _integer(value: Any, dtype: np.dtype) -> Any:

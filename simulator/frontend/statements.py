@@ -25,7 +25,7 @@ from ..machine.steps import (
 )
 from ..memory.values import numpy_dtype
 from ..report.errors import SimulationError, uninitialized, unsupported
-from .accesses import GlobalRef, is_poisoned, store_global, store_tile
+from .accesses import is_poisoned, store_global, store_tile
 from .executors import executors_of
 from .expressions import Expr, Expressions, narrowed
 from .numbers import literals_in
@@ -263,7 +263,7 @@ class Statements(Expressions):
         value, poison = expr.value, expr.poison or (lambda frame: None)
         read = self._shared_tiles(stmt.value)
         if buffer.data in self.globals:
-            ref = GlobalRef(self.globals[buffer.data], "store", loc, self.guards)
+            ref = self.guarded(buffer, stmt.indices, "store", loc)
             index = self.in_whole(buffer, index, loc)
 
             def run(frame: Frame):

@@ -63,6 +63,8 @@ class Machine:
         that has it."""
         self.printed: list[str] = []
         """Lines that the program prints."""
+        self.clipped: dict[tuple[str, str], str] = {}
+        """Guarded accesses out of bounds, by tensor and line."""
         self.nan = False
         """Whether a statement that makes a NaN or an infinity is a fault."""
         self.most_blocks: int | None = None
