@@ -28,7 +28,8 @@ from tvm import tirx
 from .builtins.errors import TileWeaveError, brief_errors
 from .builtins.symmetric import is_packed, packed_strides
 from .codegen.compile import compiles_for_group
-from .emit import emit
+from .emit import lowered
+from .passes import split_options
 from .runtime.kernel.configured import configured
 from .runtime.plans.parameters import bound, parameters_of
 from .simulator import LEVELS, SimulationWarning, executable_at, simulate
@@ -142,10 +143,11 @@ class InterpretedAdapter(BaseKernelAdapter):
         return self._dispatch
 
     def get_kernel_source(self, kernel_only: bool = True) -> str:
-        """Return the CUDA code, inside ``tw.interpret`` for its architecture."""
+        """Return TileLang's CUDA code, inside ``tw.interpret`` for its architecture."""
         if not _active:
             return self._compiled().get_kernel_source(kernel_only)
-        return emit(self._program, "cuda", _active[-1].arch, world_size=1)
+        program, configs = split_options(self._program, {})
+        return lowered(program, _active[-1].arch, configs).kernel_source
 
     def _dispatch(self, *args: Any) -> Any:
         if not _active or _on_gpu(args):
