@@ -33,7 +33,7 @@ _INSERTED = "shared.dyn"
 
 
 def sync_shared_memory(
-    func: tirx.PrimFunc, load_lines: Callable[[], Mapping[str, str]]
+    func: tirx.PrimFunc, load_lines: Callable[[], Mapping[str, str]], row_sizes: Mapping[str, int]
 ) -> tirx.PrimFunc:  # fmt: skip
     """Insert a barrier between accesses of shared memory that nothing orders.
 
@@ -59,6 +59,7 @@ def sync_shared_memory(
 
     Args:
         load_lines: returns what ``pipelined_loops.load_lines`` does, for a refusal.
+        row_sizes: what ``footprints.row_sizes`` returns.
 
     Raises:
         LanguageError: names two accesses that no barrier can order, or a barrier where threads may
@@ -66,7 +67,7 @@ def sync_shared_memory(
     """
     attempts: dict[tuple[int, int], int] = {}
     while True:
-        walk = Walk(func)
+        walk = Walk(func, row_sizes)
         finding = walk.finding()
         if finding is None:
             return func

@@ -50,7 +50,7 @@ def with_positive_factors(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _terms(dividend: tirx.PrimExpr) -> list[tuple[int, tirx.PrimExpr]]:
     """Return the different terms of a sum with their factors."""
     terms: list[tuple[int, tirx.PrimExpr]] = []
-    for factor, value in _summands(dividend, 1):
+    for factor, value in summands(dividend, 1):
         for place, (other, term) in enumerate(terms):
             if ir.structural_equal(term, value):
                 terms[place] = (other + factor, term)
@@ -60,17 +60,18 @@ def _terms(dividend: tirx.PrimExpr) -> list[tuple[int, tirx.PrimExpr]]:
     return terms
 
 
-def _summands(value: tirx.PrimExpr, factor: int) -> list[tuple[int, tirx.PrimExpr]]:
+def summands(value: tirx.PrimExpr, factor: int) -> list[tuple[int, tirx.PrimExpr]]:
+    """Return the terms of ``factor * value`` with their factors."""
     if isinstance(value, tirx.Cast) and str(value.dtype).startswith("int"):
-        return [(f, v.astype(value.dtype)) for f, v in _summands(value.value, factor)]
+        return [(f, v.astype(value.dtype)) for f, v in summands(value.value, factor)]
     if isinstance(value, tirx.Add):
-        return _summands(value.a, factor) + _summands(value.b, factor)
+        return summands(value.a, factor) + summands(value.b, factor)
     if isinstance(value, tirx.Sub):
-        return _summands(value.a, factor) + _summands(value.b, -factor)
+        return summands(value.a, factor) + summands(value.b, -factor)
     if isinstance(value, tirx.Mul):
         for number, other in ((value.a, value.b), (value.b, value.a)):
             if isinstance(number, tirx.IntImm):
-                return _summands(other, factor * number.value)
+                return summands(other, factor * number.value)
     return [(factor, value)]
 
 

@@ -11,7 +11,7 @@ from tvm import DataType, tirx
 
 from ...passes.ir.accesses import READS, touches_in
 from ...passes.ir.pipelined_loops import is_pipelined
-from ...passes.ir.walk import line_of, nodes_in, variables_in
+from ...passes.ir.walk import is_parallel, line_of, nodes_in, op_name, variables_in
 from ..machine.block import Frame, MBarrier, Tile
 from ..machine.steps import (
     SPIN,
@@ -30,6 +30,7 @@ from .executors import executors_of
 from .expressions import Expr, Expressions, narrowed
 from .numbers import literals_in
 
+_ACCESSES = tirx.BufferLoad, tirx.BufferStore
 _MAX_ITERATIONS = 1_000_000
 """Iterations after which a while loop is reported as a deadlock."""
 
@@ -299,8 +300,11 @@ class Statements(Expressions):
     def _on_SBlockRealize(self, stmt, loc: str) -> Step:
         block = stmt.block
         allocations: list[tuple[int, tuple[str, tuple, np.dtype, str]]] = []
+        divided = _divided_in(block)
         for buffer in block.alloc_buffers:
             scope = buffer.scope()
+            if scope == "local.fragment" and buffer.data not in divided:
+                scope = "local"
             if scope == "shared.barrier":
                 self.barriers.setdefault(buffer.data, len(self.barriers))
                 continue
@@ -531,6 +535,17 @@ def _noting(run: Callable[[Frame], Any], nodes: Iterable[Any]) -> Callable[[Fram
         frame.operands = None
 
     return noting
+
+
+def _divided_in(block: tirx.SBlock) -> set[tirx.Var]:
+    """Return the fragments that TileLang divides among threads: those of operations on tiles, of
+    T.Parallel, and with a layout. Each thread has its own copy of the others."""
+    operations = nodes_in(block.body, tirx.For, tirx.Call)
+    divided = set(block.annotations.get("layout_map", {}))
+    for node in operations:
+        if is_parallel(node) or op_name(node).startswith("tl.tileop."):
+            divided.update(access.buffer.data for access in nodes_in(node, *_ACCESSES))
+    return divided
 
 
 def nothing(c: Statements, call: tirx.Call, loc: str) -> Step:

@@ -448,3 +448,35 @@ def test_iterations_share_footprints(monkeypatch):
     monkeypatch.setattr(Footprints, "_spans", count)
     tw.emit(steady, "device")
     assert len(computed) == 2
+
+
+@factory
+def rows(other, n: T.int32, y: O):
+    """Move some elements of a row to places of another row that only the program knows."""
+    with T.Kernel(1, threads=128):
+        a, count = T.alloc_shared((2, 512), "int32"), T.alloc_shared((2,), "int32")
+        tx = T.get_thread_binding()
+        W.fence("gpu")
+        for row in T.serial(2):
+            a[row, tx] = tx
+        if tx < 2:
+            count[tx] = 0
+        T.sync_threads()
+        for turn in T.serial(2):
+            own = turn % 2
+            for s in T.serial(n):
+                T.sync_threads()
+                if s * 128 + tx < 100:
+                    if a[own, s * 128 + tx] % 2 == turn:
+                        place = T.atomic_add(count[own ^ 1], 1, return_prev=True)
+                        a[own ^ other, place] = a[own, s * 128 + tx]
+            T.sync_threads()
+        y[tx] = a[1, tx]
+
+
+def test_unknown_elements_of_different_rows_need_no_barrier():
+    (result,) = tw.simulate(rows(1), 1, [{"n": 1}], 1, epochs=1, level="device")
+    assert sorted(result["y"][:50]) == list(range(0, 100, 2))
+    assert result["y"][50:128].tolist() == list(range(50, 128))
+    with pytest.raises(tw.LanguageError, match="a write of a after a read of a"):
+        tw.emit(rows(0), world_size=1)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from tvm import DataType, tirx
+from tvm import DataType, IRModule, tirx
 
-from ..walk import nodes_in, op_name
+from ..factors import summands
+from ..walk import base_of, calls_in, nodes_in, op_name
 from .effects import SHARED, WRITE, Access, Describe, data_of
 from .values import WARP, Known, ThreadValues, threads_of
 
@@ -122,11 +124,38 @@ def _compute_overlap(a: Footprint, b: Footprint, same_thread: bool) -> list[tupl
     return [(int(p) >> 32, int(p) & 0xFFFFFFFF) for p in np.unique(pairs)]
 
 
-class Footprints:
-    """Footprints of accesses for the values that variables have now."""
+def row_sizes(mod: IRModule) -> dict[str, int]:
+    """Return the number of elements in a row of tiles in shared memory, by name.
 
-    def __init__(self, values: ThreadValues, body: tirx.Stmt) -> None:
-        self.values = values
+    These are tiles that TileLang stores in the order of their elements, because no operation on
+    tiles accesses them. The last index of an access is inside of a row.
+    """
+    sizes: dict[str, int] = {}
+    for block in (b for f in mod.functions.values() for b in nodes_in(f.body, tirx.SBlock)):
+        accesses = nodes_in(block.body, tirx.BufferLoad, tirx.BufferStore)
+        buffers = [access.buffer for access in accesses] + list(block.alloc_buffers)
+        others = set(block.annotations.get("layout_map", {}))
+        others.update(a for call in nodes_in(block.body, tirx.Call) for a in call.args)
+        for call in calls_in(block.body, lambda c: op_name(c).startswith("tl.tileop.")):
+            others.update(load.buffer.data for load in nodes_in(call, tirx.BufferLoad))
+        for tile in block.alloc_buffers:
+            is_stored_by_rows = tile.data not in others and all(
+                b.same_as(tile) for b in buffers if b.data.same_as(tile.data)
+            )
+            if tile.scope() in SHARED and len(tile.shape) > 1 and is_stored_by_rows:
+                sizes[tile.data.name] = 0 if tile.data.name in sizes else int(tile.shape[-1])
+    return sizes
+
+
+class Footprints:
+    """Footprints of accesses for the values that variables have now.
+
+    Args:
+        rows: result of ``row_sizes``.
+    """
+
+    def __init__(self, values: ThreadValues, body: tirx.Stmt, rows: Mapping[str, int]) -> None:
+        self.values, self._rows = values, rows
         self.sizes: dict[tirx.Var, int] = {}
         self._places: dict[tirx.Var, tuple[tirx.Var, int]] = {}
         self._tiles: dict[tirx.Var, int] = {}
@@ -154,13 +183,28 @@ class Footprints:
             self._tiles[buffer.data] = max(size, self._tiles.get(buffer.data, 0))
 
     def _tile(self, access: Access) -> tuple[int, int]:
-        """Return the first byte of the tile that is accessed, and the first one after it."""
+        """Return the first byte of the tile that is accessed, or of its row if this is known, and
+        the first one after it."""
         pointer = access.pointer
         if access.product is not None:
             pointer = self._descriptors[pointer].pointer
         data = data_of(pointer)
         root, first = self._places[data]
+        if row := self._row(pointer, data):
+            return first + row.start, first + row.stop
         return first, min(first + self._tiles.get(data, self.sizes[root]), self.sizes[root])
+
+    def _row(self, pointer: Any, data: tirx.Var) -> range | None:
+        """Return the bytes, in its tile, of the row of an element; None if it is not known."""
+        size = self._rows.get(data.name, 0)
+        load = pointer.args[0] if op_name(pointer) == "tirx.address_of" else pointer
+        indices = getattr(load, "indices", ())
+        if not size or len(indices) != 1:
+            return None
+        terms = [f * v for f, v in summands(base_of(indices[0]), 1) if f % size == 0]
+        start = self.values.constant(sum(terms, tirx.IntImm("int32", 0)))
+        itemsize = _bits(load.buffer.dtype) // 8
+        return None if start is None else range(start * itemsize, (start + size) * itemsize)
 
     def _alias(self, variable: tirx.Var, value: Any) -> None:
         offset = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -104,16 +104,20 @@ class _Blocked:
 
 
 class Walk:
-    """One walk through a function."""
+    """One walk through a function.
 
-    def __init__(self, func: tirx.PrimFunc) -> None:
+    Args:
+        rows: result of ``footprints.row_sizes``.
+    """
+
+    def __init__(self, func: tirx.PrimFunc, rows: Mapping[str, int]) -> None:
         self._func = func
         extents = {"x": 1, "y": 1, "z": 1}
         for attr in nodes_in(func.body, tirx.AttrStmt):
             if attr.attr_key == "thread_extent" and attr.node.thread_tag.startswith("threadIdx."):
                 extents[attr.node.thread_tag[-1]] = int(attr.value)
         self._values = ThreadValues(tuple(extents.values()))
-        self._footprints = Footprints(self._values, func.body)
+        self._footprints = Footprints(self._values, func.body, rows)
         roles = roles_of(func)
         producers = 0 if roles is None else int(roles.producers)
         self._producers = (1 << producers // WARP) - 1

@@ -11,7 +11,6 @@ from tests.factory import factory
 
 from .launch import normal, run
 
-
 n = T.dynamic("n")
 
 

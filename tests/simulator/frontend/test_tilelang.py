@@ -35,6 +35,23 @@ def test_loops_may_differ_between_threads():
 
 
 @T.prim_func
+def registers_of_threads(A: T.Tensor((2, N), "int32"), B: T.Tensor((2, N), "int32")):
+    with T.Kernel(1, threads=N):
+        t = T.get_thread_binding()
+        own = T.alloc_fragment((2,), "int32")
+        for k in T.serial(2):
+            own[k] = A[k, t]
+        for k in T.serial(2):
+            B[k, t] = own[1 - k]
+
+
+@pytest.mark.parametrize("level", ["tile", "device"])
+def test_each_thread_has_a_fragment_that_only_elements_access(level):
+    A = integers(2, N)
+    assert (run(registers_of_threads, level=level, A=A)["B"] == A[::-1]).all()
+
+
+@T.prim_func
 def tiles_of_persistent_blocks(B: T.Tensor((8, 4), "int32")):
     with T.Kernel(3, threads=32) as block:
         for i, j in T.Persistent([8, 4], 3, block):
