@@ -81,7 +81,8 @@ class Box:
         """Return the box as slices; None if its elements must be accessed one by one."""
         parts = [slice(n, n + size) for n, size in zip(start, self._map.box, strict=True)]
         is_inside = all(0 <= p.start and p.stop <= n for p, n in zip(parts, shape, strict=True))
-        is_packed = tensor.data.strides == tuple(strides[::-1])
+        layout = tensor.data.shape, tensor.data.strides
+        is_packed = layout == (tuple(shape[::-1]), tuple(strides[::-1]))
         is_read = not (tensor.written or tensor.symmetric)
         return tuple(parts[::-1]) if is_inside and is_packed and is_read else None
 

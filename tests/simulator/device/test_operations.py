@@ -623,3 +623,17 @@ def copies_of_threads(A: T.Tensor((N, 8), "float16"), B: T.Tensor((N, 8), "float
 def test_cp_async(run):
     A = rng.standard_normal((N, 8)).astype(np.float16)
     assert (run(copies_of_threads, A=A)["B"] == A).all()
+
+
+@T.prim_func
+def rows_of_one_head(A: T.Tensor((1, N, 1, N), "float16"), B: T.Tensor((N, N), "float16")):
+    with T.Kernel(1, threads=128) as block:
+        tile = T.alloc_shared((N // 2, N), "float16")
+        for k in T.Pipelined(2, num_stages=2):
+            T.copy(A[block, k * N // 2 : (k + 1) * N // 2, block, :], tile)
+            T.copy(tile, B[k * N // 2, 0])
+
+
+def test_a_box_of_a_tensor_with_axes_of_one_element(run):
+    A = rng.standard_normal((1, N, 1, N)).astype(np.float16)
+    assert (run(rows_of_one_head, A=A)["B"] == A.reshape(N, N)).all()
