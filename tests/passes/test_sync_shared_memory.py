@@ -480,3 +480,26 @@ def test_unknown_elements_of_different_rows_need_no_barrier():
     assert result["y"][50:128].tolist() == list(range(50, 128))
     with pytest.raises(tw.LanguageError, match="a write of a after a read of a"):
         tw.emit(rows(0), world_size=1)
+
+
+@T.prim_func
+def iterations_of_blocks(
+    A: T.Tensor((128, 64), "float16"), B: T.Tensor((128, 64), "float16"),
+    C: T.Tensor((2, 64, 64), "float32"),
+):  # fmt: skip
+    with T.Kernel(2, threads=128) as block:
+        a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+        c = T.alloc_fragment((64, 64), "float32")
+        W.fence("gpu")
+        T.clear(c)
+        for k in T.Pipelined(block + 1, num_stages=2):
+            T.copy(A[k * 64, 0], a)
+            T.gemm(a, a, c, transpose_B=True)
+            T.copy(B[k * 64, 0], b)
+            T.gemm(b, b, c, transpose_B=True)
+        T.copy(c, C[block, 0, 0])
+
+
+def test_a_loop_has_at_most_the_iterations_of_the_last_block():
+    """Its tiles have two versions, of which TileLang takes that with the number of the loop."""
+    assert "__global__" in tw.emit(iterations_of_blocks, world_size=1)

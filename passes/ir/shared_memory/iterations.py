@@ -37,14 +37,16 @@ def followed_iterations(
         depth: number of loops around it.
     """
     begin, end = max(2, _FIRST >> depth), max(1, _LAST >> depth)
+    most = _CANDIDATES if extent is None else extent
     if extent is None:
-        begin, end = UNKNOWN, 0
+        most = min(most, values.most(stmt.extent))
+        begin, end = min(UNKNOWN, most), 0
     period = _period(stmt)
     if extent is not None and extent <= begin + end + min(period, 16):
         yield from range(first, first + extent)
         return
     yield from range(first, first + begin)
-    last, stop = first + begin - 1, first + (_CANDIDATES if extent is None else extent)
+    last, stop = first + begin - 1, first + most
     for target in (*_new_cases(stmt, first, last, stop, values), *range(stop - end, stop)):
         if target > last:
             yield from range(target - (target - last - 1) % period, target + 1)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
-from tvm import tirx
+from tvm import ir, tirx
+from tvm.arith import Analyzer
 
 from ..integer_ops import ARITHMETIC, BITWISE, COMPARISONS, DIVISIONS
 from ..walk import op_name
@@ -115,6 +116,13 @@ class ThreadValues:
         """Return the one value of ``expr`` in all threads and iterations, or None."""
         value = self.value(expr)
         return int(value.flat[0]) if value is not None and np.ptp(value) == 0 else None
+
+    def most(self, expr: tirx.PrimExpr) -> int:
+        """Return an upper bound of ``expr`` in all blocks, which may be very large."""
+        analyzer = Analyzer()
+        for variable, extent in self._extents.items():
+            analyzer.bind(variable, ir.Range(0, extent))
+        return int(analyzer.const_int_bound(expr).max_value)
 
     def places(self, *exprs: tirx.PrimExpr) -> tuple[list[Known], dict[int, int]]:
         """Return the values of indices, and the number of samples on each axis of samples.
