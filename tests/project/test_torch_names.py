@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.fx_passes.micro_pipeline_tp
-import torch.distributed.tensor.experimental._context_parallel._attention
 import torch.distributed._symmetric_memory
+import torch.distributed.tensor.experimental._context_parallel._attention
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tileweave.builtins.versions import unsupported_torch
