@@ -192,7 +192,7 @@ def refused(name: str, arch: str, error: Any) -> str:
 
 
 def executable_at(
-    program: Any, world_size: int, level: str = "tile", arch: str = "sm_90a"
+    program: Any, world_size: int, level: str = "tile", arch: str = "sm_90a", stock: bool = False
 ) -> Executable:
     """Return ``program`` compiled for the simulation of a level.
 
@@ -200,6 +200,7 @@ def executable_at(
         level: ``tile``, the program itself; or ``device``, the functions of single threads that
             TileLang's pipeline and the device passes lower it to.
         arch: ``sm_80`` or ``sm_90a``, for ``device``.
+        stock: for ``device``, lower it as ``tilelang.jit`` does, instead of ``tw.compile``.
 
     Raises:
         TileWeaveError: the level or the architecture is unknown.
@@ -209,5 +210,5 @@ def executable_at(
     if level == "device" and arch not in ARCHITECTURES:
         legal = " or ".join(map(repr, ARCHITECTURES))
         raise TileWeaveError(f"simulate: arch={arch!r}; expected {legal} with level='device'")
-    make = Program if level == "tile" else partial(DeviceProgram, arch=arch)
+    make = Program if level == "tile" else partial(DeviceProgram, arch=arch, stock=stock)
     return Executable(program, world_size, make)

@@ -330,3 +330,26 @@ def test_illegal_arguments_are_named(arguments, message):
     with pytest.raises(tw.TileWeaveError) as error:
         tw.interpret(**arguments)
     assert str(error.value).startswith(message)
+
+
+@tilelang.jit
+def late(n: int = 32):
+    """Store a tile without a barrier before the threads that load it, in another warp."""
+
+    @T.prim_func
+    def program(A: T.Tensor((n,), "int32"), B: T.Tensor((n,), "int32")):
+        with T.Kernel(1, threads=64):
+            tile, t = T.alloc_shared((n,), "int32"), T.get_thread_binding()
+            if t < n:
+                tile[t] = A[t]
+            else:
+                B[t - n] = tile[t - n]
+
+    return program
+
+
+def test_the_device_level_runs_what_tilelang_lowers():
+    A, B = torch.ones(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
+    with tw.interpret("device"), pytest.raises(tw.SimulationError) as fault:
+        late()(A, B)
+    assert fault.value.kind in ("race", "poison")

@@ -158,7 +158,7 @@ class InterpretedAdapter(BaseKernelAdapter):
     def _simulate(self, settings: _Settings, args: tuple[Any, ...]) -> Any:
         key = settings.level, settings.arch
         if key not in self._executables:
-            self._executables[key] = executable_at(self._program, 1, *key)
+            self._executables[key] = executable_at(self._program, 1, *key, stock=True)
         executable = self._executables[key]
         parameters = parameters_of(self._program)
         inputs = [p for i, p in enumerate(parameters) if i not in self.result_idx]

@@ -78,22 +78,26 @@ class DeviceFunctions:
 
 
 def lowered(
-    func: tirx.PrimFunc, world_size: int, arch: str, shared: tirx.PrimFunc | None = None
-) -> DeviceFunctions:
+    func: tirx.PrimFunc, world_size: int, arch: str, shared: tirx.PrimFunc | None = None,
+    stock: bool = False,
+) -> DeviceFunctions:  # fmt: skip
     """Lower ``func`` for a group of ``world_size`` ranks.
 
     Args:
         arch: ``sm_80``, ``sm_90a``.
         shared: program that is lowered instead; see ``SharedProgram``.
+        stock: lower it as ``tilelang.jit`` does, instead of ``tw.compile``.
 
     Raises:
         TileWeaveError: ``func`` is not a ``T.prim_func``.
     """
     tiles = tile_level(func, world_size)
-    func, stock = passes.split_options(with_workspaces(func), {})
-    program = passes.for_group(func, world_size, HEAP_STRIDE) if shared is None else shared
+    func, configs = passes.split_options(with_workspaces(func), {})
+    if shared is None and not stock:
+        shared = passes.for_group(func, world_size, HEAP_STRIDE)
+    program = func if shared is None else shared
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
-    context = tvm.transform.PassContext(config=dict(stock)) if stock else nullcontext()
+    context = tvm.transform.PassContext(config=dict(configs)) if configs else nullcontext()
     with target, context, names_kept(program):
         artifact = tilelang.lower(program, target=target)
     functions = {v.name_hint: f for v, f in artifact.device_mod.functions.items()}

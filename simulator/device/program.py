@@ -41,6 +41,7 @@ class DeviceProgram(Program):
         arch: architecture, such as ``sm_90a``.
         change: applied to each device function before it is compiled.
         below: result of ``lowering.lowered``, maybe with changed kernels; None: lower ``func``.
+        stock: lower it as ``tilelang.jit`` does, instead of ``tw.compile``.
         operations: objects whose ``register`` adds operations to the compiler.
 
     Raises:
@@ -52,9 +53,10 @@ class DeviceProgram(Program):
         self, func: Any, world_size: int, arch: str = "sm_90a",
         change: Callable[[tirx.PrimFunc], tirx.PrimFunc] = lambda kernel: kernel,
         below: DeviceFunctions | None = None, operations: Iterable[Any] = OPERATIONS,
+        stock: bool = False,
     ) -> None:  # fmt: skip
         self._specialized = None
-        below = lowered(func, world_size, arch) if below is None else below
+        below = lowered(func, world_size, arch, stock=stock) if below is None else below
         tiles = below.program
         c = DeviceStatements()
         c.maps, self._bound = below.descriptors, below.bound

@@ -473,4 +473,5 @@ def register(c: DeviceStatements) -> None:
         "tl.annotate_consumer_reg_alloc": nothing,
         "tl.warpgroup_commit_batch": commit,
         "tl.warpgroup_wait": wait,
+        "tl.wait_wgmma": wait,
     }
