@@ -15,7 +15,7 @@ from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.order import CTA
 from ..memory.threads import WARP
 from ..report.errors import SimulationError
-from .block import NamedBarrier, TransactionBarrier
+from .block import COPIES, NamedBarrier, TransactionBarrier
 from .statements import DeviceStatements
 
 
@@ -152,6 +152,19 @@ def arrive(c: DeviceStatements, call: tirx.Call, loc: str, arrives: bool = True)
     return Step(run)
 
 
+def arrive_after_copies(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    """``cp.async.mbarrier.arrive.noinc``: an arrival after the earlier copies of each thread."""
+    arrival, barrier = arrive(c, call, loc), c.mbarrier(call.args[0], loc)
+
+    def run(frame: Frame):
+        block = frame.block
+        loads = [block.loads_of(COPIES, g) for g in frame.mask.overlapping]
+        barrier(frame).deliveries += [(number, block.order.last_load(number)) for number in loads]
+        arrival.run(frame)
+
+    return Step(run)
+
+
 def expect(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     return arrive(c, call, loc, arrives=False)
 
@@ -180,6 +193,10 @@ def wait_parity(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
         groups = frame.mask.thread_groups
         mbarrier.awaited = mbarrier.loaded
         block.order.complete_loads(groups, mbarrier.number, mbarrier.loaded)
+        newest = dict(mbarrier.landed)
+        mbarrier.landed = list(newest.items())
+        for number, time in newest.items():
+            block.order.complete_loads(groups, number, time)
         if mbarrier.clock is not None:
             block.order.join(groups, mbarrier.clock)
         if mbarrier.fenced is not None:
@@ -209,6 +226,7 @@ def register(c: DeviceStatements) -> None:
         "tl.ptx_arrive_barrier": arrive,
         "tirx.ptx_arrive_barrier_expect_tx": arrive,
         "tl.mbarrier_expect_tx": expect,
+        "tl.ptx_cp_async_barrier_noinc": arrive_after_copies,
         "tl.mbarrier_wait_parity": wait_parity,
         **EXITS,
     }

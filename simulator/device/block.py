@@ -24,6 +24,8 @@ class TransactionBarrier(MBarrier):
         visible: whether a fence has made the initialization visible to the asynchronous proxy.
         fenced: clock of the proxy fences of the arrivals so far.
         awaited: time of the last copy for which a thread has waited.
+        deliveries, landed: numbers of ``BlockOrder.loads`` and times of copies by ``cp.async``
+            before arrivals of the current phase, and of completed phases.
     """
 
     initialized: tuple[int, int, str] | None = None

@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+import tilelang
 import tilelang.language as T
+import torch
 
 import tileweave as tw
+from tests.factory import factory
 
 N = 64
 LEVELS = ("tile", "sm_90a", "sm_80")
@@ -623,6 +626,42 @@ def copies_of_threads(A: T.Tensor((N, 8), "float16"), B: T.Tensor((N, 8), "float
 def test_cp_async(run):
     A = rng.standard_normal((N, 8)).astype(np.float16)
     assert (run(copies_of_threads, A=A)["B"] == A).all()
+
+
+@factory
+def copies_with_an_mbarrier(
+    arrive, A: T.Tensor((2, N, 8), "int32"), B: T.Tensor((2, N, 8), "int32")
+):
+    with T.Kernel(1, threads=2 * N):
+        t, tile = T.get_thread_binding(), T.alloc_shared((N, 8), "int32")
+        full, free = T.alloc_barrier(arrive_count=N), T.alloc_barrier(arrive_count=N)
+        for k in T.serial(2):
+            if t < N:
+                T.barrier_wait(free, (k & 1) ^ 1)
+                for j in T.serial(2):
+                    T.ptx_cp_async(
+                        T.access_ptr(tile[t, j * 4], "w", 4),
+                        T.access_ptr(A[k, t, j * 4], "r", 4),
+                        4,
+                    )
+                arrive(full)
+            else:
+                T.barrier_wait(full, k & 1)
+                for j in T.serial(8):
+                    B[k, t - N, j] = tile[2 * N - 1 - t, j]
+                T.barrier_arrive(free)
+
+
+def test_an_mbarrier_follows_copies_of_threads():
+    A = torch.arange(2 * N * 8, dtype=torch.int32).reshape(2, N, 8)
+    B = torch.zeros_like(A)
+    for level in ("tile", "device"):
+        with tw.interpret(level):
+            tilelang.compile(copies_with_an_mbarrier(T.cp_async_barrier_noinc))(A, B)
+        assert (B == A.flip(1)).all()
+    with tw.interpret("device"), pytest.raises(tw.SimulationError, match="tile") as fault:
+        tilelang.compile(copies_with_an_mbarrier(T.barrier_arrive))(A, B)
+    assert fault.value.kind == "race"
 
 
 @T.prim_func
