@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from tvm import tirx
-from tvm.arith import Analyzer
 from tvm.ir import structural_equal
 
-from ...passes.ir.walk import op_name, variables_in
+from ...passes.ir.factors import summands
+from ...passes.ir.walk import has_loads, op_name
 from ..machine.block import Frame
 from ..memory.values import convert, is_float, numpy_dtype
 from ..report.errors import uninitialized, unsupported
@@ -512,9 +512,8 @@ def unraveled(flat: Any, shape: tuple[int, ...]) -> list[Any]:
 
 def constant_term(index: tirx.PrimExpr) -> int:
     """Return the constant of a sum, such as 1 of ``i * 4 + 1``; 0 if an operand reads memory."""
-    zeros = {variable: tirx.IntImm(variable.dtype, 0) for variable in variables_in(index)}
-    value = Analyzer().simplify(tirx.stmt_functor.substitute(index, zeros))
-    return int(value) if isinstance(value, tirx.IntImm) else 0
+    terms = [] if has_loads(index) else summands(index, 1)
+    return sum(factor * value.value for factor, value in terms if isinstance(value, tirx.IntImm))
 
 
 def _integer(value: Any, dtype: np.dtype) -> Any:
