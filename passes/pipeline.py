@@ -13,6 +13,7 @@ from .debug.instrument import instrument
 from .device.assign_producers import assign_producers
 from .device.complete_bulk_stores import complete_bulk_stores
 from .device.delay_launch_count import delay_launch_count
+from .device.divide_waits import divide_waits
 from .device.elect_once import elect_once
 from .device.exclude_producer_threads import exclude_producer_threads
 from .device.guard_loads import guard_loads
@@ -26,6 +27,7 @@ from .device.verify_locals import verify_locals
 from .device.verify_pipelined import verify_pipelined
 from .device.verify_threads import verify_threads
 from .device.verify_tiles import verify_tiles
+from .device.verify_waits import verify_waits
 from .device.wait_before_loop import wait_before_loop
 from .entry.bind_runtime import bind_runtime
 from .entry.defer_initializations import defer_initializations
@@ -260,8 +262,15 @@ PIPELINE = (
         scope="all", until="open",
     ),
     Pass(
+        divide_waits, "device", "before sync_shared_memory, which counts groups", scope="all",
+        until="open",
+    ),
+    Pass(
         sync_shared_memory, "device", "after elect_once; later passes see every barrier",
         scope="all", needs=("load_lines", "row_sizes"), until="open",
+    ),
+    Pass(
+        verify_waits, "device", "after sync_shared_memory, which adds barriers", scope="all",
     ),
     Pass(
         make_coherent, "device", "after lowering, which divides tiles into elements and vectors",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from tvm import tirx
 
@@ -10,6 +11,7 @@ from ...builtins.errors import LanguageError
 from ..ir.block_barrier import sync_threads
 from ..ir.shared_memory.barriers import NUMBERS
 from ..ir.shared_memory.findings import Frame, MisplacedBarrier, Missing, Path
+from ..ir.shared_memory.launches import Launch, launches_of
 from ..ir.shared_memory.values import WARP
 from ..ir.shared_memory.walk import Walk
 from ..ir.uniformity import jumps_in
@@ -65,11 +67,30 @@ def sync_shared_memory(
         LanguageError: names two accesses that no barrier can order, or a barrier where threads may
             wait forever, with the lines.
     """
+    try:
+        return _synchronized(func, load_lines, row_sizes, [{}])
+    except LanguageError as error:
+        launches = launches_of(func)
+        if len(launches) < 2:
+            raise
+        with suppress(LanguageError):
+            return _synchronized(func, load_lines, row_sizes, launches)
+        raise error
+
+
+def _synchronized(
+    func: tirx.PrimFunc, load_lines: Callable[[], Mapping[str, str]],
+    row_sizes: Mapping[str, int], launches: list[Launch],
+) -> tirx.PrimFunc:  # fmt: skip
+    """Insert the barriers that these launches need."""
     attempts: dict[tuple[int, int], int] = {}
     while True:
-        walk = Walk(func, row_sizes)
-        finding = walk.finding()
-        if finding is None:
+        for launch in launches:
+            walk = Walk(func, row_sizes, launch)
+            finding = walk.finding()
+            if finding is not None:
+                break
+        else:
             return func
         if isinstance(finding, MisplacedBarrier):
             func = _without(func, finding)

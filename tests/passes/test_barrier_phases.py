@@ -118,6 +118,82 @@ def handed_over(A: T.Tensor((STEPS, 64, 64), "float16"), C: T.Tensor((STEPS, 64,
                 T.barrier_arrive(free)
 
 
+@factory
+def one_load_of_blocks(
+    branch, A: T.Tensor((4, 64, 64), "float16"), C: T.Tensor((4, 64, 64), "float16")
+):
+    """Each half of the blocks has an mbarrier of its own."""
+    with T.Kernel(4, threads=256) as bx:
+        tile, tx = T.alloc_shared((64, 64), "float16"), T.get_thread_binding()
+        ready = T.alloc_barrier(arrive_count=[128, 128])
+        if branch == "in roles":
+            if tx >= 128:
+                if bx < 2:
+                    T.barrier_wait(ready[0], 0)
+                    T.copy(tile, C[bx, :, :])
+                else:
+                    T.barrier_wait(ready[1], 0)
+                    T.copy(tile, C[bx, :, :])
+            else:
+                if bx < 2:
+                    T.tma_copy(A[bx, :, :], tile, barrier=ready[0])
+                    T.barrier_arrive(ready[0])
+                else:
+                    T.tma_copy(A[bx, :, :], tile, barrier=ready[1])
+                    T.barrier_arrive(ready[1])
+        else:
+            if tx < 128:
+                T.tma_copy(A[bx, :, :], tile, barrier=ready[bx % 2])
+                T.barrier_arrive(ready[bx % 2])
+            if tx >= 128:
+                T.barrier_wait(ready[bx % 2], 1 if branch == "wrong" else 0)
+                T.copy(tile, C[bx, :, :])
+
+
+@factory
+def two_barriers(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float16")):
+    """Both groups of threads pass barrier 3, then barrier 4."""
+    with T.Kernel(1, threads=256):
+        tile, tx = T.alloc_shared((64, 64), "float16"), T.get_thread_binding()
+        if tx < 128:
+            for i in T.serial(32):
+                tile[i * 2 + tx // 64, tx % 64] = A[i * 2 + tx // 64, tx % 64]
+            T.sync_threads(3, 256)
+            T.sync_threads(4, 256)
+        else:
+            T.sync_threads(3, 256)
+            for i in T.serial(32):
+                C[i * 2 + tx // 64 - 2, tx % 64] = tile[i * 2 + tx // 64 - 2, tx % 64]
+            T.sync_threads(4, 256)
+
+
+@factory
+def phase_in_a_variable(
+    first,
+    loads,
+    steps,
+    A: T.Tensor((STEPS, 64, 64), "float16"),
+    C: T.Tensor((STEPS, 64, 64), "float16"),
+):  # fmt: skip
+    """One warp loads, and phases are counted in variables."""
+    with T.Kernel(1, threads=256):
+        tile, tx = T.alloc_shared((64, 64), "float16"), T.get_thread_binding()
+        ready, free = T.alloc_barrier(arrive_count=128), T.alloc_barrier(arrive_count=128)
+        phase, free_phase = T.alloc_var("int32", init=0), T.alloc_var("int32", init=first)
+        if tx >= 128:
+            for k in T.serial(loads):
+                T.barrier_wait(free, free_phase)
+                T.tma_copy(A[k, :, :], tile, barrier=ready)
+                T.barrier_arrive(ready)
+                free_phase = free_phase ^ 1
+        else:
+            for k in T.serial(steps):
+                T.barrier_wait(ready, phase)
+                T.copy(tile, C[k, :, :])
+                T.barrier_arrive(free)
+                phase = phase ^ 1
+
+
 def phase(stages, first=0):
     return lambda k: ((k + first) // stages) % 2
 
@@ -149,6 +225,48 @@ def test_phases_that_other_threads_wait_for():
 
 def test_phases_that_other_threads_know():
     np.testing.assert_array_equal(*validate(known_by_others(), (2, 64, 64), n=2))
+
+
+@pytest.mark.parametrize("branch", ["in roles", "of roles"])
+def test_phases_of_blocks(branch):
+    np.testing.assert_array_equal(*validate(one_load_of_blocks(branch), (4, 64, 64)))
+
+
+def test_barriers_of_two_branches():
+    np.testing.assert_array_equal(*validate(two_barriers(), (64, 64)))
+
+
+def test_phases_in_a_variable():
+    assert "wait(free_phase)" in tw.emit(phase_in_a_variable(1, STEPS, STEPS), world_size=1)
+
+
+ENDLESS = [
+    *(pipeline(phase(s), phase(s), s) for s in (1, 2, 3)),
+    *(pipeline(phase(s), lambda k, s=s: phase(s, 1)(k) ^ 1, s) for s in (1, 2, 3)),
+    *(pipeline(phase(s), lambda k: 0, s) for s in (2, 3)),
+    *(pipeline(phase(s), lambda k: k % 2 ^ 1, s) for s in (2, 3)),
+    phase_in_a_variable(0, STEPS, STEPS),
+    phase_in_a_variable(1, STEPS - 1, STEPS),
+    one_load_of_blocks("wrong"),
+]
+
+
+@pytest.mark.parametrize("program", ENDLESS)
+def test_waits_that_never_end(program):
+    with pytest.raises(tw.TileWeaveError, match=r"T\.barrier_wait: .* forever") as error:
+        tw.emit(program, arch="sm_90a", world_size=1)
+    assert "test_barrier_phases.py:" in str(error.value)
+
+
+def test_load_without_a_wait():
+    with pytest.raises(tw.TileWeaveError, match=r"no thread waits for the last load .* ready"):
+        tw.emit(phase_in_a_variable(1, STEPS, STEPS - 1), world_size=1)
+
+
+def test_wait_that_never_ends_is_simulated():
+    a = np.zeros((STEPS, 64, 64), np.float16)
+    with pytest.raises(tw.TileWeaveError, match=r"deadlock(.|\n)*test_barrier_phases\.py:24"):
+        tw.simulate(pipeline(phase(2), phase(2), 2), 1, [{"A": a}])
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from ....builtins.spec import Builtin, Pointer, builtin_of
 from ..memory_order import releases
 from ..origin import ORIGIN
 from ..walk import MBARRIER_WAIT, TMA_LOADS, TMA_STORES, calls_in, op_name, variables_in
+from .values import ThreadValues
 
 READ, WRITE, ATOMIC = 1, 2, 4
 SHARED = ("shared", "shared.dyn")
@@ -46,6 +47,8 @@ _OPERANDS = (
 _EXITS = ("tl.loop_break", "tirx.break_loop", "tirx.continue_loop", "tirx.thread_return")
 
 
+_INIT = "tirx.ptx_init_barrier_thread_count"
+_NONE = tirx.IntImm("int32", 0)
 _SYNC_THREADS = "T.sync_threads"
 REDUCE = "T.reduce or T.finalize_reducer"
 """Names of operations with barriers, for messages."""
@@ -148,7 +151,7 @@ class Complete:
     """A wait for all but the newest ``pending`` groups of asynchronous operations."""
 
     kind: str
-    pending: int
+    pending: tirx.PrimExpr
 
 
 @dataclass(frozen=True)
@@ -264,16 +267,16 @@ class _Collector:
             self.effects.append(SyncWarp())
         elif name in _ARRIVALS:
             if name.endswith("noinc"):
-                self.effects.append(Complete(COPY, 0))
+                self.effects.append(Complete(COPY, _NONE))
             self.effects.append(Arrive(call.args[0]))
         elif name == MBARRIER_WAIT:
             self.effects.append(Await(*call.args[:2]))
         elif name in _COMMITS:
             self.effects.append(Commit(_COMMITS[name]))
         elif name in _WAITS:
-            self.effects.append(Complete(_WAITS[name], int(call.args[0]) if call.args else 0))
+            self.effects.append(Complete(_WAITS[name], call.args[0] if call.args else _NONE))
         elif name in ("tl.tma_store_wait", _COMPLETE):
-            pending = int(call.args[0]) if call.args else 0
+            pending = call.args[0] if call.args else _NONE
             self.effects += [Commit(BULK)] if name == _COMPLETE else []
             self.effects.append(Complete(BULK, pending))
         elif name in _EXITS:
@@ -352,10 +355,7 @@ class _Collector:
         if spec.bulk_group == "commit":
             self.effects.append(Commit(BULK))
         elif spec.bulk_group == "wait":
-            pending = call.args[0]
-            self.effects.append(
-                Complete(BULK, int(pending) if isinstance(pending, tirx.IntImm) else 0)
-            )
+            self.effects.append(Complete(BULK, call.args[0]))
         if spec.waits and self._cleared.intersection(variables_in(call)):
             self.effects.append(Use())
         if releases(call):
@@ -430,6 +430,26 @@ def data_of(pointer: Any) -> tirx.Var | None:
         inner = pointer.args[0]
         return data_of(inner) if isinstance(inner, tirx.Call) else inner
     return pointer.buffer.data if hasattr(pointer, "buffer") else None
+
+
+def mbarrier_sizes(func: tirx.PrimFunc, values: ThreadValues) -> dict[tuple[tirx.Var, int], int]:
+    """Return the number of arrivals of a phase of each mbarrier, by buffer and index. Mbarriers of
+    which it is unknown are left out."""
+    sizes = {}
+    for call in calls_in(func.body, lambda call: op_name(call) == _INIT):
+        data, first = mbarrier_of(call.args[0])
+        index, size = map(values.constant, (first, call.args[1]))
+        if index is not None and size:
+            sizes[data, index] = size
+    return sizes
+
+
+def mbarrier_of(barrier: Any) -> tuple[tirx.Var, tirx.PrimExpr]:
+    """Return buffer and index of an mbarrier."""
+    if op_name(barrier) == "tirx.tvm_access_ptr":
+        return barrier.args[1], barrier.args[2]
+    node = barrier.args[0] if isinstance(barrier, tirx.Call) else barrier
+    return node.buffer.data, node.indices[0]
 
 
 def _scope_of(node: Any) -> str:

@@ -24,8 +24,14 @@ class Phases:
         counts: an array of threads for each mbarrier that they have waited for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: dict[tuple[tirx.Var, int], int]) -> None:
+        """
+        Args:
+            sizes: number of arrivals of a phase of each mbarrier.
+        """
         self.counts: Counts = {}
+        self._sizes = sizes
+        self._arrived = dict.fromkeys(sizes, 0)
         self._unknown: set[tirx.Var] = set()
         self._published: dict[tuple[tirx.Var, int], Counts] = {}
         """Counts of the threads that have arrived at each mbarrier."""
@@ -33,8 +39,25 @@ class Phases:
         """Threads that have learned of phases from arrivals which are not known: they follow in the
         text, or the wait for them is not followed."""
 
-    def arrive(self, slots: Slots, threads: np.ndarray) -> None:
-        """Record that threads arrive at mbarriers, and publish the phases that they know of."""
+    def may_end(self, slots: Slots, parity: np.ndarray | None) -> bool:
+        """Return whether a wait may end after the arrivals that are recorded."""
+        (slot, *others), numbers = slots, np.unique(parity)
+        if others or slot not in self._sizes or parity is None or len(numbers) > 1:
+            return True
+        return self._arrived[slot] // self._sizes[slot] % 2 != numbers[0]
+
+    def arrive(self, slots: Slots, threads: np.ndarray, is_known: bool) -> None:
+        """Record that threads arrive at mbarriers, and publish the phases that they know of.
+
+        Args:
+            is_known: whether all of the threads arrive, and once.
+        """
+        for slot in slots:
+            if is_known and len(slots) == 1 and slot in self._sizes:
+                self._arrived[slot] += int(threads.sum())
+            else:
+                for other in [s for s in self._sizes if s[0].same_as(slot[0])]:
+                    del self._sizes[other]
         known = {slot: _newest(count[threads]) for slot, count in self.counts.items()}
         for slot in slots:
             earlier = self._published.get(slot, {})

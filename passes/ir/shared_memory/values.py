@@ -93,6 +93,15 @@ class ThreadValues:
         """Give a loop variable one value."""
         self._fixed[variable] = self._along(np.array([value], np.int64), 0)
 
+    def assign(self, key: tirx.Var, value: Known | int, threads: np.ndarray) -> None:
+        """Give a variable, or the element of a local buffer, a value in some threads; None if the
+        value is unknown."""
+        if value is None or key not in self._fixed:
+            self.forget(key)
+        if value is not None:
+            old = self._fixed.get(key, value)
+            self._fixed[key] = np.where(self._along(threads, 0), value, old)
+
     def forget(self, variable: tirx.Var) -> None:
         """Make the value of a loop variable unknown."""
         self._fixed.pop(variable, None)
@@ -147,6 +156,8 @@ class ThreadValues:
             is_integer = str(expr.value.dtype).startswith(("int", "uint", "bool"))
             return self.value(expr.value) if is_integer else None
         if isinstance(expr, tirx.BufferLoad):
+            if expr.buffer.data in self._fixed:
+                return self._fixed[expr.buffer.data]
             return self._samples_of(str(expr), None)
         if type(expr) in COMPARISONS or isinstance(expr, tirx.And | tirx.Or | tirx.Not):
             may, must = self.truth(expr)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from .barriers import NUMBERS, Arrival, Barriers, Waiting
 from .effects import (
     COPY,
     LOAD,
+    WRITE,
     Access,
     Arrive,
     Await,
@@ -42,11 +43,14 @@ from .effects import (
     commute,
     data_of,
     effects_of,
+    mbarrier_of,
+    mbarrier_sizes,
     orders_threads,
 )
 from .findings import Found, Frame, MisplacedBarrier, Missing, Path
 from .footprints import Footprints
 from .iterations import UNKNOWN, followed_iterations
+from .launches import Launch
 from .pending import Pending
 from .phases import Counts, Phases, Slots
 from .values import (
@@ -63,6 +67,8 @@ _INNER = 64
 
 
 _State = dict[Any, Pending]
+Steps = Iterator[None]
+"""Steps of a part of the function, between which threads wait for others."""
 
 
 @dataclass
@@ -108,15 +114,24 @@ class Walk:
 
     Args:
         rows: result of ``footprints.row_sizes``.
+        launch: values of block indices and scalars; other ones are unknown.
+        follows_text: whether the cases of a branch are followed one after the other. They are if
+            none can continue otherwise: what their threads wait for is not known.
     """
 
-    def __init__(self, func: tirx.PrimFunc, rows: Mapping[str, int]) -> None:
+    def __init__(
+        self, func: tirx.PrimFunc, rows: Mapping[str, int], launch: Launch,
+        follows_text: bool = False,
+    ) -> None:  # fmt: skip
+        self._rows, self._launch = rows, launch
         self._func = func
         extents = {"x": 1, "y": 1, "z": 1}
         for attr in nodes_in(func.body, tirx.AttrStmt):
             if attr.attr_key == "thread_extent" and attr.node.thread_tag.startswith("threadIdx."):
                 extents[attr.node.thread_tag[-1]] = int(attr.value)
         self._values = ThreadValues(tuple(extents.values()))
+        for variable, value in launch.items():
+            self._values.fix(variable, value)
         self._footprints = Footprints(self._values, func.body, rows)
         roles = roles_of(func)
         producers = 0 if roles is None else int(roles.producers)
@@ -139,23 +154,26 @@ class Walk:
         """Number of the current statement, of those executed so far."""
         self._barriers = Barriers(self._values.count, producers)
         self._specialized_at: dict[tirx.Stmt, float] = {}
-        self._phases = Phases()
+        self._phases = Phases(mbarrier_sizes(func, self._values))
         self._guards: Slots = frozenset()
         """Mbarriers that threads have waited for since the last bulk load before the wait."""
         self._has_loaded = False
         """Whether a bulk load followed these waits."""
         self._returned: dict[tuple[tirx.Var, int], Path] = {}
         """Newest wait for each mbarrier, if it may return at once."""
+        self._written: set[tirx.Var | None] = set()
         self._arrived: Slots = frozenset()
         """Mbarriers at which threads have arrived."""
         self._blocked: list[_Blocked] = []
+        self._follows_text = follows_text
 
     def finding(self) -> Missing | MisplacedBarrier | None:
         """Return the first fault of the function, or None."""
         if not self._footprints.sizes and not self._orders(self._func.body):
             return None
         try:
-            self._statement(self._func.body)
+            for _ in self._statement(self._func.body):
+                return Walk(self._func, self._rows, self._launch, True).finding()
             self._barriers.require_none()
         except Found as found:
             return found.finding
@@ -173,35 +191,36 @@ class Walk:
 
     # Statements
 
-    def _inside(self, parent: tirx.Stmt, index: int, stmt: tirx.Stmt) -> None:
+    def _inside(self, parent: tirx.Stmt, index: int, stmt: tirx.Stmt) -> Steps:
         self._path.append(self._frame(parent, index, stmt))
-        self._statement(stmt)
+        yield from self._statement(stmt)
         self._path.pop()
 
     def _frame(self, parent: tirx.Stmt, index: int, stmt: tirx.Stmt) -> Frame:
         return Frame(parent, index, stmt, self._reaching, self._exact)
 
-    def _statement(self, stmt: tirx.Stmt) -> None:
+    def _statement(self, stmt: tirx.Stmt) -> Steps:
+        """Follow a statement, and stop where its threads wait for those of another case."""
         if not self._mask.any():
             return
         if is_leaf(stmt):
-            self._apply_all(self._effects_of(stmt))
+            yield from self._apply_all(self._effects_of(stmt))
             self._control.store(stmt)
             if isinstance(stmt, tirx.Bind):
                 self._control.bind(stmt)
                 self._values.bind(stmt.var, stmt.value)
         elif isinstance(stmt, tirx.IfThenElse):
-            self._branch([stmt], lambda: self._inside(stmt, 0, stmt.then_case))
+            yield from self._branch([stmt], lambda: self._inside(stmt, 0, stmt.then_case))
         elif isinstance(stmt, tirx.SeqStmt):
-            self._sequence(stmt)
+            yield from self._sequence(stmt)
         elif isinstance(stmt, tirx.For | tirx.While):
-            self._loop(stmt)
+            yield from self._loop(stmt)
         else:
             self._control.enter(stmt)
             if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
                 self._values.launch(stmt.node.thread_tag, stmt.node.var, stmt.value)
             for index, child in enumerate(children_of(stmt)):
-                self._inside(stmt, index, child)
+                yield from self._inside(stmt, index, child)
 
     def _effects_of(self, node: Any) -> list[Effect]:
         if node not in self._effects:
@@ -216,7 +235,7 @@ class Walk:
             self._has_order[stmt] = own or any(headers) or any(map(self._orders, children_of(stmt)))
         return self._has_order[stmt]
 
-    def _sequence(self, stmt: tirx.SeqStmt) -> None:
+    def _sequence(self, stmt: tirx.SeqStmt) -> Steps:
         """Follow the statements of a sequence. Branches in a row with one condition are one branch:
         TileLang gives each statement of a pipelined loop the conditions around it."""
         at = 0
@@ -226,24 +245,25 @@ class Walk:
             while end < len(stmt.seq) and _is_same_branch(stmt.seq[at], stmt.seq[end]):
                 end += 1
             if end == at + 1:
-                self._inside(stmt, at, stmt.seq[at])
+                yield from self._inside(stmt, at, stmt.seq[at])
             else:
                 branches = list(stmt.seq[at:end])
-                self._branch(branches, lambda at=at, end=end: self._cases(stmt, at, end))
+                cases = partial(self._cases, stmt, at, end)
+                yield from self._branch(branches, cases)
             if not skipped and any(map(self._control.after, stmt.seq[at:end])):
                 skipped = [*stmt.seq[end:]]
             at = end
         for inner in skipped:
             self._control.leave(inner)
 
-    def _cases(self, stmt: tirx.SeqStmt, at: int, end: int) -> None:
+    def _cases(self, stmt: tirx.SeqStmt, at: int, end: int) -> Steps:
         for index in range(at, end):
             branch = stmt.seq[index]
             self._path.append(self._frame(stmt, index, branch))
-            self._inside(branch, 0, branch.then_case)
+            yield from self._inside(branch, 0, branch.then_case)
             self._path.pop()
 
-    def _branch(self, branches: list[tirx.IfThenElse], follow: Callable[[], None]) -> None:
+    def _branch(self, branches: list[tirx.IfThenElse], follow: Callable[[], Steps]) -> Steps:
         """Follow both cases of a branch.
 
         Args:
@@ -251,46 +271,101 @@ class Walk:
             follow: follows the first case.
         """
         stmt = branches[0]
-        self._apply_all(self._effects_of(stmt.condition))
+        yield from self._apply_all(self._effects_of(stmt.condition))
         may, must = self._values.truth(stmt.condition)
         mask, exact, certain = self._mask, self._exact, self._is_certain
         then_mask, else_mask = mask & may, mask & ~must
-        decided = not (then_mask & else_mask).any()
-        varies = not decided and self._varies(stmt.condition)
         may_differ = self._may_differ(stmt.condition)
-        # Whether each case runs in all threads of its mask or in none of them.
-        then_exact = decided or (not varies and not (mask & must).any())
-        else_exact = decided or (not varies and not (mask & ~may).any())
-        is_one_case = not decided and then_exact and else_exact
-        self._is_certain = certain and decided
-        before, registers = self._state, self._control.state
-        phases, waiting = self._phases.counts, dict(self._barriers.waiting)
-        if then_mask.any():
-            self._mask, self._exact = then_mask, exact and then_exact
-            follow()
-            if not decided:
-                self._barriers.require_equal(waiting)
-        after_then, then_registers = self._state, self._control.state
-        then_phases = self._phases.counts
-        self._control.restore(registers)
-        skipped = before if decided or varies else self._without(stmt.then_case, before)
-        if is_one_case:
-            self._state = skipped
-        if not decided:
-            self._phases.counts = phases
-        if stmt.else_case is not None and else_mask.any():
-            self._mask, self._exact = else_mask, exact and else_exact
-            self._inside(stmt, 1, stmt.else_case)
-        if not decided:
-            self._barriers.require_equal(waiting)
-            self._state = _join(after_then, self._state, None if is_one_case else skipped)
-            self._phases.join(then_phases)
-        self._control.join(then_registers)
+        cases = [(then_mask, follow)]
+        if stmt.else_case is not None:
+            cases.append((else_mask, partial(self._inside, stmt, 1, stmt.else_case)))
+        if not (then_mask & else_mask).any():
+            yield from self._interleave([(m, case()) for m, case in cases if m.any()])
+        else:
+            self._is_certain = False
+            varies = self._varies(stmt.condition)
+            # Whether each case runs in all threads of its mask or in none of them.
+            then_exact = not varies and not (mask & must).any()
+            else_exact = not varies and not (mask & ~may).any()
+            is_exact = [exact and then_exact, exact and else_exact]
+            cases = [(m, e, case) for (m, case), e in zip(cases, is_exact, strict=False)]
+            yield from self._either(stmt, cases, varies, then_exact and else_exact)
         if may_differ:
             for branch in branches:
                 self._control.leave(branch)
         self._is_certain = certain
         self._remain(mask, exact)
+
+    def _interleave(self, cases: list[tuple[np.ndarray, Steps]]) -> Steps:
+        """Follow the cases of a branch by different threads, each as far as these get.
+
+        Args:
+            cases: the threads and the steps of each case.
+        """
+        registers = self._control.state
+        around = self._context()
+        contexts = {steps: around | {"_mask": mask} for mask, steps in cases}
+        ends = [registers] if len(cases) < 2 else []
+        while contexts:
+            number = self._number
+            for steps, context in [*contexts.items()]:
+                self._enter(context)
+                if next(steps, self) is self:
+                    del contexts[steps]
+                    ends.append(self._control.state)
+                else:
+                    contexts[steps] = self._context()
+            if contexts and self._number == number:
+                yield
+        self._enter(around)
+        for end in ends:
+            self._control.join(end)
+
+    def _context(self) -> dict[str, Any]:
+        """Return what belongs to the threads of one case."""
+        names = ("_mask", "_exact", "_is_certain", "_guards", "_has_loaded")
+        context = {name: getattr(self, name) for name in names}
+        lists = {name: tuple(getattr(self, name)) for name in ("_path", "_loops", "_exits")}
+        return {**context, **lists, "registers": self._control.state}
+
+    def _enter(self, context: dict[str, Any]) -> None:
+        """Continue with the threads of one case."""
+        self._control.restore(context["registers"])
+        for name, value in context.items():
+            setattr(self, name, [*value] if isinstance(value, tuple) else value)
+
+    def _either(
+        self,
+        stmt: tirx.IfThenElse,
+        cases: list[tuple[np.ndarray, bool, Callable[[], Steps]]],
+        varies: bool,
+        is_one_case: bool,
+    ) -> Steps:
+        """Follow the cases of a branch on a condition that is unknown, one after the other.
+
+        Args:
+            cases: threads that may execute each case, whether all of them do if one does, and its
+                steps.
+            varies: whether the condition may differ between threads.
+            is_one_case: whether all threads execute the same case.
+        """
+        before, registers = self._state, self._control.state
+        phases, waiting = self._phases.counts, dict(self._barriers.waiting)
+        (self._mask, self._exact, follow), *others = cases
+        yield from follow()
+        self._barriers.require_equal(waiting)
+        after_then, then_registers = self._state, self._control.state
+        then_phases, self._phases.counts = self._phases.counts, phases
+        self._control.restore(registers)
+        skipped = before if varies else self._without(stmt.then_case, before)
+        if is_one_case:
+            self._state = skipped
+        for self._mask, self._exact, follow in others:
+            yield from follow()
+        self._barriers.require_equal(waiting)
+        self._state = _join(after_then, self._state, None if is_one_case else skipped)
+        self._phases.join(then_phases)
+        self._control.join(then_registers)
 
     def _remain(self, mask: np.ndarray, exact: bool) -> None:
         """Continue with those threads of ``mask`` that have not left the iteration."""
@@ -315,7 +390,7 @@ class Walk:
     def _may_differ(self, expr: tirx.PrimExpr) -> bool:
         return self._control.divergence_of(expr) is not Divergence.UNIFORM
 
-    def _loop(self, stmt: tirx.For | tirx.While) -> None:
+    def _loop(self, stmt: tirx.For | tirx.While) -> Steps:
         registers = self._control.state
         mask, exact, certain = self._mask, self._exact, self._is_certain
         self._control.enter_loop(stmt)
@@ -326,9 +401,9 @@ class Walk:
         is_certain &= None not in map(self._values.constant, headers_of(stmt))
         self._loops.append(_Loop(mask, dict(self._barriers.waiting), is_certain))
         if isinstance(stmt, tirx.For):
-            self._for(stmt)
+            yield from self._for(stmt)
         else:
-            self._while(stmt)
+            yield from self._while(stmt)
         self._loops.pop()
         self._is_certain = certain
         self._remain(mask, exact)
@@ -337,14 +412,14 @@ class Walk:
         if may_differ:
             self._control.leave(stmt)
 
-    def _for(self, stmt: tirx.For) -> None:
+    def _for(self, stmt: tirx.For) -> Steps:
         for header in headers_of(stmt):
-            self._apply_all(self._effects_of(header))
+            yield from self._apply_all(self._effects_of(header))
         self._control.enter(stmt)
         begin, extent = self._values.constant(stmt.min), self._values.constant(stmt.extent)
         first = 0 if begin is None else begin
         if not self._orders(stmt):
-            self._together(stmt, first, extent)
+            yield from self._together(stmt, first, extent)
             return
         mask = self._mask
         exact = self._exact and not (extent is None and self._may_differ(stmt.extent))
@@ -358,7 +433,7 @@ class Walk:
                 self._values.fix(stmt.loop_var, number)
             if extent is None and (number > first or self._may_not_run(stmt)):
                 self._leave(stmt, number == first)
-            self._iteration(stmt, mask, exact)
+            yield from self._iteration(stmt, mask, exact)
         self._values.forget(stmt.loop_var)
         self._end_loop(phases)
 
@@ -370,13 +445,13 @@ class Walk:
         if exits:
             self._phases.join(phases)
 
-    def _iteration(self, stmt: tirx.For | tirx.While, mask: np.ndarray, exact: bool) -> None:
+    def _iteration(self, stmt: tirx.For | tirx.While, mask: np.ndarray, exact: bool) -> Steps:
         """Follow an iteration by those threads of ``mask`` that have not left the loop."""
         loop = self._loops[-1]
         loop.continued, loop.knows_continued, loop.skips = np.False_, True, []
         self._remain(mask, exact)
         loop.mask, phases = self._mask, self._phases.counts
-        self._inside(stmt, 0, stmt.body)
+        yield from self._inside(stmt, 0, stmt.body)
         self._state = _join(self._state, *loop.skips)
         if loop.skips:
             self._phases.join(phases)
@@ -405,7 +480,7 @@ class Walk:
         leaves = nodes_in(stmt, tirx.Evaluate)
         return any(isinstance(e, Await) for leaf in leaves for e in self._effects_of(leaf))
 
-    def _together(self, stmt: tirx.For, first: int, extent: int | None) -> None:
+    def _together(self, stmt: tirx.For, first: int, extent: int | None) -> Steps:
         """Follow all iterations of a loop without a barrier at once."""
         if extent == 0:
             return
@@ -419,46 +494,46 @@ class Walk:
         if spread and extent is None and value is not None:
             index = self._values.value(stmt.loop_var)
             self._mask = mask & (index < first + value)
-        self._inside(stmt, 0, stmt.body)
+        yield from self._inside(stmt, 0, stmt.body)
         if spread:
             self._values.close(stmt.loop_var)
             self._mask = mask
             if value is None or self._values.constant(stmt.min) is None:
-                self._inside(stmt, 0, stmt.body)
+                yield from self._inside(stmt, 0, stmt.body)
         self._mask = mask
 
-    def _while(self, stmt: tirx.While) -> None:
+    def _while(self, stmt: tirx.While) -> Steps:
         mask = self._mask
         exact = self._exact and not self._may_differ(stmt.condition)
         self._exits.append([])
         phases = self._phases.counts
         for number in range(UNKNOWN):
-            self._apply_all(self._effects_of(stmt.condition))
+            yield from self._apply_all(self._effects_of(stmt.condition))
             self._leave(stmt, number == 0)
-            self._iteration(stmt, mask, exact)
+            yield from self._iteration(stmt, mask, exact)
         self._end_loop(phases)
 
     # Effects
 
-    def _apply_all(self, effects: Iterable[Effect]) -> None:
+    def _apply_all(self, effects: Iterable[Effect]) -> Steps:
         self._number += 1
         for number, effect in enumerate(effects):
-            self._apply(effect, number)
+            yield from self._apply(effect, number)
 
-    def _apply(self, effect: Effect, number: int) -> None:
+    def _apply(self, effect: Effect, number: int) -> Steps:
         threads = threads_of(self._mask)
         match effect:
             case Access():
                 self._access(effect, number)
             case Barrier():
-                self._barrier(effect, threads)
+                yield from self._barrier(effect, threads)
             case SyncWarp():
                 whole = whole_warps_of(threads)
                 self._change(lambda p: order.after_sync_warp(p, whole))
             case Arrive():
                 self._arrive(self._slots(effect.barrier), threads)
             case Await():
-                self._await(self._slots(effect.barrier), threads, effect.parity)
+                yield from self._await(self._slots(effect.barrier), threads, effect.parity)
             case Commit() | Complete():
                 self._group(effect, threads)
             case Describe():
@@ -470,11 +545,30 @@ class Walk:
             case Publish():
                 self._publish(threads)
 
+    def _until(self, may_continue: Callable[[], bool]) -> Steps:
+        """Stop threads until other ones let them continue. Where the path of the threads is not
+        known, the statements are followed in the order of the text."""
+        if self._follows_text or not self._is_path_known:
+            return
+        while not may_continue():
+            yield
+        self._number += 1
+
+    @property
+    def _is_path_known(self) -> bool:
+        """True if all conditions and iterations around the place are known in each thread."""
+        is_certain = all(loop.is_certain and not loop.skips for loop in self._loops)
+        return is_certain and self._is_certain and not any(self._exits[1:])
+
     def _access(self, access: Access, number: int) -> None:
+        path, data = tuple(self._path), data_of(access.pointer)
+        if access.mode & WRITE:
+            self._written.add(data)
+        elif self._returned and data not in self._written and access.product is None:
+            self._refuse_early_read(access, path)
         footprint = self._footprints.of(access, self._mask)
         if footprint is None:
             return
-        path = tuple(self._path)
         slots = self._slots(access.barrier) if access.barrier is not None else frozenset()
         is_load = access.end == LOAD
         # Whether every wait before a load may return at once.
@@ -499,12 +593,22 @@ class Walk:
             new, self._has_loaded = replace(new, guards=self._guards), True
         self._state = {**self._state, key: new}
 
-    def _barrier(self, barrier: Barrier, threads: np.ndarray) -> None:
+    def _refuse_early_read(self, access: Access, path: Path) -> None:
+        """Refuse a read before the first write if the wait between both returns at once."""
+        wait = next(reversed(self._returned.values()))
+        what = f"a read of {_name(access)} before its first write, because a wait returns at once"
+        legal = "the other parity: a wait for parity 1 of a new mbarrier returns at once"
+        places = (("wait", wait), ("read", path))
+        raise Found(MisplacedBarrier(path, "shared memory", what, legal, places))
+
+    def _barrier(self, barrier: Barrier, threads: np.ndarray) -> Steps:
         if barrier.count is None:
             threads = threads_of(self._reaching)
         arrival = Arrival(threads, tuple(self._path), barrier, self._number)
         arrivals = self._barriers.arrive(arrival, self._exact)
         if not arrivals:
+            waiting = self._barriers.waiting
+            yield from self._until(lambda: arrival not in waiting.get(barrier.number, ()))
             return
         meeting = np.logical_or.reduce([a.threads for a in arrivals])
         warps, earlier = warps_of(meeting), arrivals[:-1]
@@ -555,7 +659,7 @@ class Walk:
 
     def _slots(self, barrier: Any) -> Slots:
         """Return the mbarriers that an operand may name; number -1 stands for all of a buffer."""
-        data, first = _slot(barrier)
+        data, first = mbarrier_of(barrier)
         (index,), samples = self._values.places(first)
         if index is None:
             return frozenset({(data, -1)})
@@ -564,7 +668,7 @@ class Walk:
 
     def _arrive(self, slots: Slots, threads: np.ndarray) -> None:
         self._require_reached(slots, threads)
-        self._phases.arrive(slots, threads)
+        self._phases.arrive(slots, threads, self._is_path_known)
         self._arrived |= slots
         warps, whole = warps_of(threads), whole_warps_of(threads)
 
@@ -590,8 +694,9 @@ class Walk:
                 raise Found(MisplacedBarrier(at.path, at.barrier.op, what, legal, places))
         self._blocked = [w for w in self._blocked if not _meet(w.slots, slots)]
 
-    def _await(self, slots: Slots, threads: np.ndarray, expr: tirx.PrimExpr) -> None:
+    def _await(self, slots: Slots, threads: np.ndarray, expr: tirx.PrimExpr) -> Steps:
         parity = self._values.value(expr)
+        yield from self._until(lambda: self._phases.may_end(slots, parity))
         if parity is not None and not parity.any() and not _meet(self._arrived, slots):
             self._blocked.append(_Blocked(slots, threads, tuple(self._path)))
         is_known = self._exact and parity is not None and parity.size == len(parity)
@@ -617,6 +722,8 @@ class Walk:
         self._drop_known()
 
     def _group(self, effect: Commit | Complete, threads: np.ndarray) -> None:
+        pending = self._values.constant(effect.pending) if isinstance(effect, Complete) else 0
+
         def change(p: Pending) -> Pending:
             if p.ended or p.access.end != effect.kind:
                 return p
@@ -624,7 +731,7 @@ class Walk:
                 return p
             if isinstance(effect, Commit):
                 return replace(p, groups=p.groups + 1)
-            if p.groups <= effect.pending and (effect.kind == COPY or effect.pending):
+            if pending is None or (p.groups <= pending and (effect.kind == COPY or pending)):
                 return p
             own = np.uint32(1) << np.arange(self._values.warps, dtype=np.uint32)
             return replace(p, some=p.some | own, ended=True)
@@ -657,8 +764,7 @@ class Walk:
         Elsewhere all threads end or none of them, or it is unknown which ones remain."""
         self._barriers.require_equal({})
         function = self._loops[0]
-        is_certain = all(loop.is_certain and not loop.skips for loop in self._loops)
-        if is_certain and self._is_certain and not any(self._exits[1:]):
+        if self._is_path_known:
             function.ended = function.ended | self._mask
         else:
             self._exits[-1].append(self._state)
@@ -769,14 +875,6 @@ def _is_same_branch(a: tirx.Stmt, b: tirx.Stmt) -> bool:
     loaded = {load.buffer.data for load in nodes_in(a.condition, tirx.BufferLoad)}
     stored = {store.buffer.data for store in nodes_in(a.then_case, tirx.BufferStore)}
     return not loaded & stored and tvm.ir.structural_equal(a.condition, b.condition)
-
-
-def _slot(barrier: Any) -> tuple[tirx.Var, tirx.PrimExpr]:
-    """Return buffer and index of an mbarrier."""
-    if op_name(barrier) == "tirx.tvm_access_ptr":
-        return barrier.args[1], barrier.args[2]
-    node = barrier.args[0] if isinstance(barrier, tirx.Call) else barrier
-    return node.buffer.data, node.indices[0]
 
 
 def _meet(a: Slots, b: Slots) -> bool:
