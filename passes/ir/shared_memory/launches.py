@@ -1,4 +1,4 @@
-"""Block indices and scalars of a launch that stand for all of them."""
+"""Block indices and scalars of the launches that are followed in place of all launches."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Launch = dict[tirx.Var, int]
 
 def launches_of(func: tirx.PrimFunc) -> list[Launch]:
     """Return values of the block indices and scalars that conditions, iterations and bindings of a
-    device function depend on, which stand for all values; an empty list if there are too many.
+    device function depend on; an empty list if there are too many.
 
     The values are all of a few blocks; else the smallest ones, the last block, and those next to
-    each constant.
+    each constant: comparisons with constants have each result for one of them.
     """
     exprs = [bind.value for bind in nodes_in(func.body, tirx.Bind)]
     for stmt in nodes_in(func.body, tirx.For, tirx.IfThenElse, tirx.While):
