@@ -491,7 +491,7 @@ def _endless(wait: _Wait, phases: int, lines: tuple[str, ...]) -> WaitFault:
     """
     what = f"threads wait for parity {wait.parity} of {_name(wait.slot)}"
     if phases > wait.known:
-        what += f", and may wait forever, as {phases} of its phases may be complete before"
+        what += f", and may wait forever, as {phases} of its phases may be complete before it"
         legal = f"parity {wait.parity ^ 1}, or arrivals that follow this wait"
     else:
         what += f" forever: {phases} of its phases are complete, and no thread completes one"
