@@ -28,6 +28,8 @@ def everything(X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32")):
             Y[0] = T.cast(W.ld(F[me, 7]), "float32")
             W.st(F[me, 7], 0)
         W.bulk_load(tile, S[me, 0, 0], N, arrived)
+        if T.get_thread_binding() == 0:
+            T.mbarrier_arrive(arrived)
         T.mbarrier_wait_parity(arrived, 0)
         W.bulk_store(S[right, 1, 0], tile, N)
         W.bulk_wait(0)
