@@ -81,7 +81,9 @@ def run(*command: object, at: Path) -> subprocess.CompletedProcess:
 
 def test_torch_of_the_parent_is_used_and_stays(parent, checkout):
     install_torch(parent, CUDA)
-    made = run("make", ".venv/ready", f"PYTHON={parent}/bin/python", at=checkout)
+    made = run(
+        "make", "--no-print-directory", ".venv/ready", f"PYTHON={parent}/bin/python", at=checkout
+    )
     assert made.returncode == 0, made.stderr
     assert made.stdout == f"using torch {CUDA} of {parent}\n"
     seen = run(".venv/bin/python", "-c", WHAT, at=checkout)

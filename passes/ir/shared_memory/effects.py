@@ -12,7 +12,15 @@ from tvm import DataType, tirx
 from ....builtins.spec import Builtin, Pointer, builtin_of
 from ..memory_order import releases
 from ..origin import ORIGIN
-from ..walk import MBARRIER_WAIT, TMA_LOADS, TMA_STORES, calls_in, op_name, variables_in
+from ..walk import (
+    EXPECTS,
+    MBARRIER_WAIT,
+    TMA_LOADS,
+    TMA_STORES,
+    calls_in,
+    op_name,
+    variables_in,
+)
 from .values import ThreadValues
 
 READ, WRITE, ATOMIC = 1, 2, 4
@@ -126,9 +134,14 @@ class SyncWarp:
 
 @dataclass(frozen=True)
 class Arrive:
-    """An arrival at an mbarrier, which publishes what the threads know."""
+    """An arrival at an mbarrier, which publishes what the threads know.
+
+    Attributes:
+        expects: whether the phase also waits for the bytes of loads that follow.
+    """
 
     barrier: Any
+    expects: bool = False
 
 
 @dataclass(frozen=True)
@@ -268,7 +281,7 @@ class _Collector:
         elif name in _ARRIVALS:
             if name.endswith("noinc"):
                 self.effects.append(Complete(COPY, _NONE))
-            self.effects.append(Arrive(call.args[0]))
+            self.effects.append(Arrive(call.args[0], name in EXPECTS))
         elif name == MBARRIER_WAIT:
             self.effects.append(Await(*call.args[:2]))
         elif name in _COMMITS:

@@ -129,6 +129,7 @@ class _MBarrier:
         clock: what the threads that have arrived know.
         phases: what threads know after each complete phase.
         loads: number of phases that are complete after the last load, and its source line.
+        expecting: the same for loads that follow, if the last arrival expects their bytes; else 0.
     """
 
     count: int
@@ -136,6 +137,7 @@ class _MBarrier:
     clock: _Clock = field(default_factory=dict)
     phases: list[_Clock] = field(default_factory=list)
     loads: tuple[int, str] = (0, "")
+    expecting: int = 0
 
 
 @dataclass(eq=False)
@@ -401,12 +403,13 @@ class _Block:
         """Let an effect happen; return False if the threads wait."""
         match effect:
             case Arrive():
-                self._arrive(self._slot(effect.barrier, group), group)
+                self._arrive(self._slot(effect.barrier, group), group, effect.expects)
             case Await():
                 return self._await(self._wait(group, effect))
             case Access():
                 mbarrier = self._mbarrier(self._slot(effect.barrier, group))
-                mbarrier.loads = len(mbarrier.phases) + 1, group.line
+                phase = mbarrier.expecting or len(mbarrier.phases) + 1
+                mbarrier.loads = phase, group.line
             case Barrier():
                 self._meet(effect, group)
             case Exit():
@@ -432,8 +435,9 @@ class _Block:
             raise _UnknownValueError
         return self._mbarriers[slot]
 
-    def _arrive(self, slot: Slot, group: _Group) -> None:
+    def _arrive(self, slot: Slot, group: _Group, expects: bool) -> None:
         mbarrier = self._mbarrier(slot)
+        mbarrier.expecting = len(mbarrier.phases) + 1 if expects else 0
         mbarrier.clock = _join(mbarrier.clock, group.clock)
         mbarrier.arrived += int(group.threads.sum())
         while mbarrier.arrived >= mbarrier.count:

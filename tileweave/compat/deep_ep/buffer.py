@@ -119,7 +119,7 @@ class Buffer:
             is_token_in_rank: (T, W) bool, whether a rank receives a token.
             event: see ``dispatch``.
         """
-        op = "get_dispatch_layout"
+        op = self.get_dispatch_layout.__name__
         self._require_experts(op, num_experts)
         _require_rows(op, len(topk_idx), topk_idx=topk_idx)
         arguments = topk_idx, num_experts, self.group_size
@@ -169,7 +169,7 @@ class Buffer:
                 ``handle``, this and the three results before are None.
             event: end of the call with ``async_finish``; otherwise no event.
         """
-        op, parts = "dispatch", x if isinstance(x, tuple) else (x,)
+        op, parts = self.dispatch.__name__, x if isinstance(x, tuple) else (x,)
         named = dict(zip(("x", "scales"), parts, strict=False))
         if handle is not None:
             _require_defaults(op, topk_idx=topk_idx, topk_weights=topk_weights)
@@ -227,7 +227,7 @@ class Buffer:
             combined_topk_weights: (T, k) float32; None without ``topk_weights``.
             event: see ``dispatch``.
         """
-        op, biases = "combine", bias if isinstance(bias, tuple) else (bias,)
+        op, biases = self.combine.__name__, bias if isinstance(bias, tuple) else (bias,)
         biases = tuple(b for b in biases if b is not None)
         _require_rows(op, handle.rows, x=x, topk_weights=topk_weights)
         for bias in biases:
@@ -271,7 +271,7 @@ class Buffer:
             event: see ``dispatch``.
             hook: with ``return_recv_hook``, lets the current stream wait; otherwise None.
         """
-        op, most = "low_latency_dispatch", num_max_dispatch_tokens_per_rank
+        op, most = self.low_latency_dispatch.__name__, num_max_dispatch_tokens_per_rank
         _require_defaults(
             op, dispatch_wait_recv_cost_stats=dispatch_wait_recv_cost_stats,
             round_scale=round_scale, use_ue8m0=use_ue8m0,
@@ -308,7 +308,7 @@ class Buffer:
             combined_x: (T, H), in the type of ``x``.
             event, hook: see ``low_latency_dispatch``.
         """
-        op = "low_latency_combine"
+        op = self.low_latency_combine.__name__
         _require_defaults(
             op, combine_wait_recv_cost_stats=combine_wait_recv_cost_stats,
             use_logfmt=use_logfmt, zero_copy=zero_copy,
