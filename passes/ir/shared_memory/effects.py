@@ -56,7 +56,7 @@ _EXITS = ("tl.loop_break", "tirx.break_loop", "tirx.continue_loop", "tirx.thread
 
 
 _INIT = "tirx.ptx_init_barrier_thread_count"
-_NONE = tirx.IntImm("int32", 0)
+_ZERO = tirx.IntImm("int32", 0)
 _SYNC_THREADS = "T.sync_threads"
 REDUCE = "T.reduce or T.finalize_reducer"
 """Names of operations with barriers, for messages."""
@@ -280,16 +280,16 @@ class _Collector:
             self.effects.append(SyncWarp())
         elif name in _ARRIVALS:
             if name.endswith("noinc"):
-                self.effects.append(Complete(COPY, _NONE))
+                self.effects.append(Complete(COPY, _ZERO))
             self.effects.append(Arrive(call.args[0], name in EXPECTS))
         elif name == MBARRIER_WAIT:
             self.effects.append(Await(*call.args[:2]))
         elif name in _COMMITS:
             self.effects.append(Commit(_COMMITS[name]))
         elif name in _WAITS:
-            self.effects.append(Complete(_WAITS[name], call.args[0] if call.args else _NONE))
+            self.effects.append(Complete(_WAITS[name], call.args[0] if call.args else _ZERO))
         elif name in ("tl.tma_store_wait", _COMPLETE):
-            pending = call.args[0] if call.args else _NONE
+            pending = call.args[0] if call.args else _ZERO
             self.effects += [Commit(BULK)] if name == _COMPLETE else []
             self.effects.append(Complete(BULK, pending))
         elif name in _EXITS:

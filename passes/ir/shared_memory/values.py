@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from tvm import ir, tirx
 from tvm.arith import Analyzer
 
 from ..integer_ops import ARITHMETIC, BITWISE, COMPARISONS, DIVISIONS
-from ..walk import op_name
+from ..walk import nodes_in, op_name
 
 WARP = 32
 _AXES = 12
@@ -71,6 +71,22 @@ class ThreadValues:
         """Number of values of a block index."""
         self.loops: list[int] = []
         """Axes of the loops around the current statement."""
+
+    @classmethod
+    def of_launch(cls, func: tirx.PrimFunc, launch: Mapping[tirx.Var, int]) -> ThreadValues:
+        """Return the values in a block of a device function.
+
+        Args:
+            launch: values of block indices and scalars; other ones are unknown.
+        """
+        extents = {"x": 1, "y": 1, "z": 1}
+        for attr in nodes_in(func.body, tirx.AttrStmt):
+            if attr.attr_key == "thread_extent" and attr.node.thread_tag.startswith("threadIdx."):
+                extents[attr.node.thread_tag[-1]] = int(attr.value)
+        values = cls(tuple(extents.values()))
+        for variable, value in launch.items():
+            values.fix(variable, value)
+        return values
 
     @staticmethod
     def _along(values: np.ndarray, axis: int) -> np.ndarray:

@@ -184,13 +184,7 @@ class _Block:
     """
 
     def __init__(self, func: tirx.PrimFunc, launch: Launch) -> None:
-        extents = {"x": 1, "y": 1, "z": 1}
-        for attr in nodes_in(func.body, tirx.AttrStmt):
-            if attr.attr_key == "thread_extent" and attr.node.thread_tag.startswith("threadIdx."):
-                extents[attr.node.thread_tag[-1]] = int(attr.value)
-        self._values = ThreadValues(tuple(extents.values()))
-        for variable, value in launch.items():
-            self._values.fix(variable, value)
+        self._values = ThreadValues.of_launch(func, launch)
         everyone = np.ones(self._values.count, bool)
         self._groups = [_Group(everyone, _Rest(func.body, "", None), {})]
         if calls_in(func.body, lambda call: op_name(call) in _NOT_FOLLOWED):

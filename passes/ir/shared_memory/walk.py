@@ -125,13 +125,7 @@ class Walk:
     ) -> None:  # fmt: skip
         self._rows, self._launch = rows, launch
         self._func = func
-        extents = {"x": 1, "y": 1, "z": 1}
-        for attr in nodes_in(func.body, tirx.AttrStmt):
-            if attr.attr_key == "thread_extent" and attr.node.thread_tag.startswith("threadIdx."):
-                extents[attr.node.thread_tag[-1]] = int(attr.value)
-        self._values = ThreadValues(tuple(extents.values()))
-        for variable, value in launch.items():
-            self._values.fix(variable, value)
+        self._values = ThreadValues.of_launch(func, launch)
         self._footprints = Footprints(self._values, func.body, rows)
         roles = roles_of(func)
         producers = 0 if roles is None else int(roles.producers)
@@ -322,7 +316,7 @@ class Walk:
             self._control.join(end)
 
     def _context(self) -> dict[str, Any]:
-        """Return what belongs to the threads of one case."""
+        """Return the attributes that belong to the threads of one case, and their registers."""
         names = ("_mask", "_exact", "_is_certain", "_guards", "_has_loaded")
         context = {name: getattr(self, name) for name in names}
         lists = {name: tuple(getattr(self, name)) for name in ("_path", "_loops", "_exits")}
@@ -330,8 +324,9 @@ class Walk:
 
     def _enter(self, context: dict[str, Any]) -> None:
         """Continue with the threads of one case."""
-        self._control.restore(context["registers"])
-        for name, value in context.items():
+        attributes = {**context}
+        self._control.restore(attributes.pop("registers"))
+        for name, value in attributes.items():
             setattr(self, name, [*value] if isinstance(value, tuple) else value)
 
     def _either(
