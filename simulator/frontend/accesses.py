@@ -160,19 +160,18 @@ def lanes_of(values: Any, frame: Frame) -> np.ndarray | None:
     return lanes if fits else None
 
 
+def _select_elements(
+    frame: Frame, ref: GlobalRef, tensor: Tensor, index: list
+) -> tuple[tuple, np.ndarray | None, tuple | None]:
+    """Return what ``select`` does for an ordinary access."""
+    options = ref.loc, tensor.symmetric, ref.clips, ref.constants
+    return select(frame, ref.name, tensor.shape, index, *options)
+
+
 def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
     """Return values and poison of ordinary loads."""
     tensor = ref.tensor(frame)
-    key, covered, space = select(
-        frame,
-        ref.name,
-        tensor.shape,
-        index,
-        ref.loc,
-        tensor.symmetric,
-        ref.clips,
-        ref.constants,
-    )
+    key, covered, space = _select_elements(frame, ref, tensor, index)
     if space is None or (covered is None and _acts_together(frame, space)):
         access = element_access(frame, ref, frame.mask.overlapping, tensor, index, covered)
         return tensor.read(key, access)
@@ -202,16 +201,7 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
         values = _of_one_element(frame, ref.name, index, values, ref.loc)
         if values is None:
             return
-    key, covered, space = select(
-        frame,
-        ref.name,
-        tensor.shape,
-        index,
-        ref.loc,
-        tensor.symmetric,
-        ref.clips,
-        ref.constants,
-    )
+    key, covered, space = _select_elements(frame, ref, tensor, index)
     if space == ():
         return
     require_numbers(frame, ref.name, index, values, covered, ref.loc)
