@@ -12,9 +12,9 @@ from importlib import import_module
 from importlib.metadata import version
 
 from torch import Tensor
-from torch.nn import functional
 
 from ..builtins.versions import numbers_of
+from ..ops.moe import row_problem
 
 _NAME = "tileweave"
 
@@ -55,5 +55,4 @@ def padded(rows: Tensor) -> Tensor:
     power of two that is at most a sixteenth of them.
     """
     step = max(64, (1 << len(rows).bit_length()) // 32)
-    missing = -len(rows) % step
-    return functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+    return row_problem.padded(rows, -(-len(rows) // step) * step)

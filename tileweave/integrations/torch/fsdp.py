@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from ... import ops
 from ...builtins.errors import TileWeaveError, brief_errors
@@ -33,6 +32,8 @@ def set_fsdp_communication(model: nn.Module) -> None:
     Raises:
         TileWeaveError: it contains none, or this release of torch has other hooks.
     """
+    from torch.distributed.fsdp import FSDPModule  # other users need not wait for it
+
     missing = [f"FSDPModule.set_{h}" for h in _HOOKS if not hasattr(FSDPModule, f"set_{h}")]
     if missing:
         raise TileWeaveError(f"{_NAME}: torch {torch.__version__} lacks {', '.join(missing)}")
