@@ -2,6 +2,7 @@
 # Each makes its own environment in .venv and installs pinned requirements there.
 PYTHON ?= python3
 MINUTES ?= 15
+PART ?= 0/1
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 
@@ -25,9 +26,10 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 .PHONY: help test test-long test-versions test-versions-quick test-nvcc test-engines lit pytest headers test-gpu demo lint format docs docs-site clean
 help:
 	@echo "make test      all that needs no GPU: linters, the site, device headers, lit, pytest"
-	@echo "make test-long many programs, shapes and seeds, and validation of all device functions"
+	@echo "make test-long many programs, shapes and seeds, and validation of all device functions;"
+	@echo "               PART=2/16 runs one of 16 parts"
 	@echo "make test-versions  pairs of TileLang and torch; writes docs/guides/versions.md"
-	@echo "make test-versions-quick  the part that CI runs: each older TileLang with the torch of .venv"
+	@echo "make test-versions-quick  the part that CI runs: the oldest TileLang with the torch of .venv"
 	@echo "make test-nvcc the demo and a cubin with the nvcc of requirements-nvcc.txt only"
 	@echo "make test-engines  integrations with engines that .venv does not have"
 	@echo "make demo      GEMM + reduce-scatter on all visible GPUs; without one, in the simulator, and broken"
@@ -47,7 +49,7 @@ pytest: .venv/ready-test
 
 test-long: .venv/ready-test
 	@$(with_cuda) OMP_NUM_THREADS=1 $(python) -m pytest -q -m long -n $(jobs) --maxprocesses=8 \
-	  --dist=worksteal tests
+	  --dist=worksteal --part=$(PART) tests
 
 # Three environments and four folders, kept in ~/.cache/tileweave; torch for CUDA needs 5 GB each.
 test-versions: .venv/ready-test

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import threading
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +24,22 @@ from tileweave.runtime.host.group import Group
 # A deadline would fail on a busy machine, not on a wrong program.
 hypothesis.settings.register_profile("tileweave", deadline=None)
 hypothesis.settings.load_profile("tileweave")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part", default="0/1", metavar="K/N", help="run the tests whose name's hash modulo N is K"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part, parts = map(int, config.getoption("part").split("/"))
+
+    def is_own(item: pytest.Item) -> bool:
+        return zlib.crc32(item.nodeid.encode()) % parts == part
+
+    config.hook.pytest_deselected(items=[item for item in items if not is_own(item)])
+    items[:] = filter(is_own, items)
 
 
 def pytest_configure(config: pytest.Config) -> None:

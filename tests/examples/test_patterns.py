@@ -86,6 +86,7 @@ def test_every_rank_has_the_result_of_numpy(name):
         run(module, sizes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in NAMES if has_variable_ranks(name)])
 def test_two_ranks_have_the_result_of_numpy(name):
     module = load(name, ranks=2)

@@ -34,7 +34,7 @@ def test_model(two, tmp_path, name, parallel, calls):
         assert tuple(result.values()) == calls
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("name", ["qwen3_moe", pytest.param("gpt_oss", marks=pytest.mark.long)])
 def test_ranks_with_different_batches(two, name):
     for error in two.run(on_ranks.experts, name, [5, 0, 3]):
         if isinstance(error, Exception):

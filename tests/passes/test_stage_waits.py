@@ -59,7 +59,7 @@ def ring(x: X, z: Z, *, ranks=1, num_stages=2, use_tma=True):
 @pytest.mark.parametrize(
     ("arch", "use_tma"), [("sm_80", True), ("sm_90a", True), ("sm_90a", False)]
 )
-@pytest.mark.parametrize("num_stages", [2, 3])
+@pytest.mark.parametrize("num_stages", [2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_waits_for_signals_of_earlier_iterations(ranks, num_stages, arch, use_tma):
     program = ring(ranks=ranks, num_stages=num_stages, use_tma=use_tma)

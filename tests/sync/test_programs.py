@@ -46,10 +46,11 @@ def run_with(case: Case, program: Executable, inputs: list, seeds: range, epochs
 
 
 def instances():
-    """Return each program with each number of ranks; those with 2 and 4 run in ``make test``."""
+    """Return each program with each number of ranks; ``make test`` runs at most 4 ranks, once."""
     for name, case in PROGRAMS.items():
+        few = max(ranks for ranks in case.ranks if ranks <= 4)
         for ranks in case.ranks:
-            marks = () if ranks in (2, 4) or len(case.ranks) == 1 else pytest.mark.long
+            marks = () if ranks == few else pytest.mark.long
             yield pytest.param(name, ranks, marks=marks)
 
 

@@ -145,9 +145,9 @@ def test_calls_with_out(name, option):
         getattr(ops, name)(**arguments | {option: [1]}, out=out)
 
 
-@pytest.mark.parametrize(("name", "option"), OPTIONS)
+@pytest.mark.parametrize(("name", "option"), dict(OPTIONS).items())
 def test_compiled_calls(name, option):
-    """The tracer leaves the call to Python, which raises the error."""
+    """The tracer leaves the call to Python, which raises the error, with one option of each."""
     torch.compiler.reset()
     compiled = torch.compile(
         lambda: getattr(ops, name)(**CALLS[name][0] | {option: [1]}), backend="eager"
