@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -119,8 +120,9 @@ def test_torch_computes_other_fp8_products(two):
 @pytest.mark.parametrize(
     ("axis", "shape", "rows"), [(0, (8,), (4, 16)), (1, (3, 8), (3, 4, 16)), (1, (1, 8), (4, 16))]
 )
-def test_sequence_parallel_mlp(two, axis, shape, rows):
-    for result in two.run(on_ranks.mlp, axis, *shape):
+@pytest.mark.parametrize("biased", [False, True])
+def test_sequence_parallel_mlp(two, axis, shape, rows, biased):
+    for result in two.run(partial(on_ranks.mlp, biased=biased), axis, *shape):
         assert result["error"] < 1e-5
         assert result["fused"] == [[GATHER, SCATTER], [GATHER, SCATTER], [GATHER, SCATTER, SCATTER]]
         assert result["unfused"] == [[]] * 3
@@ -132,9 +134,10 @@ def test_sequence_parallel_mlp(two, axis, shape, rows):
 
 
 @pytest.mark.parametrize("shape", [(8,), (3, 8)])
-def test_tensor_parallel_mlp(two, shape):
+@pytest.mark.parametrize("biased", [False, True])
+def test_tensor_parallel_mlp(two, shape, biased):
     """Gate and up read the same input; DTensor adds up the gradients of each over ranks."""
-    for result in two.run(on_ranks.mlp, None, *shape):
+    for result in two.run(partial(on_ranks.mlp, biased=biased), None, *shape):
         assert result["error"] < 1e-5
         assert result["fused"] == [[ALL_REDUCE], [ALL_REDUCE], [ALL_REDUCE] * 2]
         assert result["unfused"] == [[]] * 3 and not result["calls"]
@@ -253,7 +256,7 @@ def test_the_last_axis_is_no_axis_of_rows(two):
         of_ranks(two.run(on_ranks.gather_of_columns))
 
 
-SETTINGS = "_micro_pipeline_tp", "post_grad_custom_pre_pass", "post_grad_custom_post_pass"
+SETTINGS = "post_grad_custom_pre_pass", "post_grad_custom_post_pass"
 
 
 def state() -> list:

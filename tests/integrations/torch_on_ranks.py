@@ -65,7 +65,7 @@ def compiler() -> Iterator[None]:
         yield
 
 
-def mlp(axis: int | None, *shape: int) -> dict[str, Any]:
+def mlp(axis: int | None, *shape: int, biased: bool = False) -> dict[str, Any]:
     """Compare a compiled MLP with one process: forward without gradients, then training.
 
     Args:
@@ -73,7 +73,7 @@ def mlp(axis: int | None, *shape: int) -> dict[str, Any]:
         shape: shape of the activations of all ranks, without the last axis.
     """
     torch.manual_seed(0)
-    single = Mlp()
+    single = Mlp(biased)
     mesh = init_device_mesh(DEVICE, (dist.get_world_size(),))
     layout = Replicate() if axis is None else Shard(axis)
     plan = {

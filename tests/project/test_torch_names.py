@@ -161,7 +161,7 @@ NAMES: dict[str, tuple[str, Callable[[Any], None]]] = {
     "torch._inductor.config": ("tileweave/integrations/torch/passes.py", lambda _: None),
     "torch._inductor.config.patch": (
         "tileweave/integrations/torch/passes.py",
-        accepts(_micro_pipeline_tp=True),
+        accepts(post_grad_custom_post_pass=None),
     ),
     "torch._inductor.config.post_grad_custom_post_pass": (
         "tileweave/integrations/torch/passes.py",

@@ -12,10 +12,12 @@ from .all_reduces import RESHAPES
 _c10d, _aten = torch.ops._c10d_functional, torch.ops.aten
 _GATHER = _c10d.all_gather_into_tensor.default
 _WAIT = _c10d.wait_tensor.default
-_MERGED = frozenset((
-    _GATHER, _WAIT, operator.getitem, _aten.split.Tensor, _aten.split_with_sizes.default,
-    _aten.slice.Tensor, _aten.cat.default, *RESHAPES, _aten.view.dtype,
+MOVES = frozenset((
+    operator.getitem, _aten.split.Tensor, _aten.split_with_sizes.default, _aten.slice.Tensor,
+    _aten.cat.default, *RESHAPES,
 ))  # fmt: skip
+"""What moves elements."""
+_MERGED = MOVES | {_GATHER, _WAIT, _aten.view.dtype}
 
 
 def merge_gathers(graph: Graph) -> None:

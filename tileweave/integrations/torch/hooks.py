@@ -17,7 +17,6 @@ from .scatters import IMPLEMENTATIONS as SCATTERS
 
 _IMPLEMENTATIONS = GATHERS | SCATTERS
 _HOOKS = (
-    "torch._inductor.config:_micro_pipeline_tp",
     "torch._inductor.config:post_grad_custom_post_pass",
     "torch._inductor.config:post_grad_custom_pre_pass",
     "torch._inductor.custom_graph_pass:CustomGraphPass",

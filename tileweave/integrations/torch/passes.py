@@ -14,6 +14,7 @@ from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
 from torch.fx import Graph
 
 from .all_reduces import fuse_all_reduces
+from .biases import add_biases_to_gathered_products, add_biases_to_sums
 from .explanation import record
 from .gather_forms import flatten_gathers, merge_gathers
 from .layout import enable_group
@@ -57,7 +58,6 @@ class Passes(_WithInference):
 def patched_config() -> Any:
     """Return the context in which Inductor fuses collectives and calls all passes."""
     return config.patch(
-        _micro_pipeline_tp=True,
         post_grad_custom_pre_pass=Passes(config.post_grad_custom_pre_pass, _before_fusion),
         post_grad_custom_post_pass=Passes(config.post_grad_custom_post_pass, _after_fusion),
     )
@@ -76,11 +76,14 @@ def _before_fusion(graph: Graph) -> None:
     flatten_gathers(graph)
     # Before Inductor's pass, whose new nodes have no shapes yet.
     fuse_rms_norms(graph)
+    add_biases_to_sums(graph)
     fuse_all_reduces(graph)
 
 
 def _after_fusion(graph: Graph) -> None:
-    if not dist.is_nccl_available():  # Inductor's own call then does nothing; gloo does not need it
-        with mock.patch.object(dist, "is_nccl_available", lambda: True):
+    if any(collectives(graph)):
+        # Not earlier: Inductor would unite product and bias again.
+        add_biases_to_gathered_products(graph)
+        with mock.patch.object(dist, "is_nccl_available", lambda: True):  # gloo does not need it
             micro_pipeline_tp_pass(graph)
     record(graph)
