@@ -105,13 +105,24 @@ def test_inductor_calls_the_operators_on_cpus():
     assert "\n| 63 | 62 | " in run.stdout and "\n| 1 | 2 | " in run.stdout
 
 
-@pytest.mark.long
-def test_models_fuse_each_part_on_cpus():
-    """benchmarks/models.py, whose layers these are."""
+def rows_of(name: str) -> list[list[str]]:
+    """Return the rows of the table that another benchmark of layers prints on two CPUs."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    program = FILE.with_name("models.py")
+    program = FILE.with_name(name)
     run = subprocess.run([*command, program], capture_output=True, text=True, timeout=900)
     assert run.returncode == 0, run.stdout + run.stderr
-    rows = [line.split(" | ") for line in run.stdout.splitlines() if line.startswith("| ")][1:]
-    fused = {part.removeprefix("| "): int(count) for part, *_, count, _ in rows if part != "| ---"}
+    lines = [line.strip("| ").split(" | ") for line in run.stdout.splitlines() if line[:2] == "| "]
+    return lines[2:]
+
+
+@pytest.mark.long
+def test_models_fuse_each_part_on_cpus():
+    fused = {part: int(count) for part, *_, count, _ in rows_of("models.py")}
     assert fused == {"prefill": 4, "train": 8, "decode": 2}
+
+
+@pytest.mark.long
+def test_layers_of_qwen3_on_cpus():
+    ((tokens, *times, _, error),) = rows_of("qwen3_layer.py")
+    assert tokens == "8" and len(times) == 3
+    assert float(error) < 1e-5
