@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,16 @@ def every_rank(monkeypatch) -> Callable[..., list[Any]]:
             return list(ranks.map(one, range(world_size)))
 
     return run
+
+
+@pytest.fixture(scope="module")
+def two(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Connect two processes, which run functions of the module's ``on_ranks``."""
+    from tests.ops.on_ranks import Ranks  # it imports all operators
+
+    ranks = Ranks(2, request.module.on_ranks.__name__)
+    yield ranks
+    ranks.close()
 
 
 @pytest.fixture(scope="session")

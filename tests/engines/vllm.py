@@ -5,14 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.engines import vllm_on_ranks as on_ranks
-from tests.ops.on_ranks import Ranks
-
-
-@pytest.fixture(scope="module")
-def two():
-    ranks = Ranks(2, on_ranks.__name__)
-    yield ranks
-    ranks.close()
 
 
 def test_plugin_is_enabled_by_name(two):

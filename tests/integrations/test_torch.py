@@ -12,7 +12,6 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from tests.integrations import torch_on_ranks as on_ranks
-from tests.ops.on_ranks import Ranks
 from tileweave.builtins.errors import TileWeaveError
 from tileweave.integrations.torch import (
     disable,
@@ -29,13 +28,6 @@ GATHER, SCATTER = "symm_mem::fused_all_gather_matmul", "symm_mem::fused_matmul_r
 
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 ALL_REDUCE = "tileweave::matmul_all_reduce"
-
-
-@pytest.fixture(scope="module")
-def two():
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
 
 
 def of_ranks(results: list):

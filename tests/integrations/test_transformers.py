@@ -7,15 +7,7 @@ import sys
 import pytest
 
 from tests.integrations import transformers_on_ranks as on_ranks
-from tests.ops.on_ranks import Ranks
 from tileweave.integrations.transformers import enable
-
-
-@pytest.fixture(scope="module")
-def two():
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize(

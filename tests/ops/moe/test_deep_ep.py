@@ -11,15 +11,7 @@ import torch
 import tileweave as tw
 from tests.ops.core.test_torch import assert_right
 from tests.ops.moe import deep_ep_on_ranks as on_ranks
-from tests.ops.on_ranks import Ranks
 from tileweave.compat.deep_ep import Buffer, Config, EventOverlap
-
-
-@pytest.fixture(scope="module")
-def two():
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize("counts", [[5, 5], [0, 7], [0, 0]])
