@@ -1,6 +1,7 @@
 """Runs the programs of W ranks on the CPU, with weak memory, and explains their faults."""
 
 from .explore.exhaustive import Exploration
+from .frontend.debugger import Debugger
 from .frontend.external import stand_in
 from .inputs.default_inputs import INITIAL_ZEROS, described_inputs
 from .machine.executable import Executable
@@ -12,6 +13,7 @@ from .validate import validate
 __all__ = [
     "INITIAL_ZEROS",
     "LEVELS",
+    "Debugger",
     "Executable",
     "Exploration",
     "Mutant",

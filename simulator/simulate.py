@@ -17,7 +17,8 @@ from ..runtime.trace.trace import Trace
 from .case import Case
 from .device.program import ARCHITECTURES, DeviceProgram
 from .explore.exhaustive import MAX_INTERLEAVINGS, Exploration, Exploring
-from .frontend.program import Program
+from .frontend.debugger import Debugger
+from .frontend.program import OPERATIONS, Program
 from .inputs.arguments import check_count, check_exhaustive, check_file, check_numbers
 from .inputs.inputs import Inputs, checked_inputs
 from .machine.executable import Executable
@@ -39,7 +40,7 @@ def simulate(
     most_seconds: float | None = ..., level: Level = ..., arch: str = ...,
     exhaustive: Literal[False] = ..., max_interleavings: int = ..., jobs: int | None = ...,
     sizes: Mapping[str, Any] | None = ..., nan: bool = ...,
-    blocks: int | None = ...,
+    blocks: int | None = ..., debugger: Debugger | None = ...,
 ) -> list[dict[str, np.ndarray]]: ...  # fmt: skip
 
 
@@ -52,7 +53,7 @@ def simulate(
     most_seconds: float | None = ..., level: Level = ..., arch: str = ...,
     *, exhaustive: Literal[True], max_interleavings: int = ..., jobs: int | None = ...,
     sizes: Mapping[str, Any] | None = ..., nan: bool = ...,
-    blocks: int | None = ...,
+    blocks: int | None = ..., debugger: Debugger | None = ...,
 ) -> Exploration: ...  # fmt: skip
 
 
@@ -77,6 +78,7 @@ def simulate(
     sizes: Mapping[str, Any] | None = None,
     nan: bool = False,
     blocks: int | None = None,
+    debugger: Debugger | None = None,
 ) -> list[dict[str, np.ndarray]] | Exploration:
     """Run ``program`` on ``world_size`` simulated ranks and return every rank's tensors.
 
@@ -110,6 +112,7 @@ def simulate(
             infinity, all of whose operands are finite.
         blocks: number of blocks of each launch that run, among them the first, the last and those
             at the corners of the grid; None: all. The others must not affect them.
+        debugger: shows values of the run at the tile level. One process runs all schedules.
 
     Returns:
         One dict per rank, parameter name -> array, after the last epoch of the last schedule; or
@@ -133,12 +136,14 @@ def simulate(
     if not isinstance(program, Executable):
         program = program_of("simulate", program, sizes)
         program = configured("simulate", program, pass_configs)
-        program = executable_at(program, world_size, level, arch)
+        program = executable_at(program, world_size, level, arch, debugger)
     case = Case(program, checked_inputs(program, inputs), epochs, nan, blocks)
     resident = program.resident_blocks if resident_blocks is None else resident_blocks
     if exhaustive:
         exploring = Exploring(case, resident, max_interleavings, write is not None)
         return _explore(exploring, program, arch, write)
+    if debugger is not None:
+        jobs = 1
     most_jobs = jobs or default_jobs()
     bar = Progress(program.plan.name, schedules, progress, most_seconds, jobs=most_jobs)
     seeds = range(seed, seed + schedules)
@@ -192,23 +197,32 @@ def refused(name: str, arch: str, error: Any) -> str:
 
 
 def executable_at(
-    program: Any, world_size: int, level: str = "tile", arch: str = "sm_90a", stock: bool = False
-) -> Executable:
+    program: Any, world_size: int, level: str = "tile", arch: str = "sm_90a",
+    debugger: Debugger | None = None, stock: bool = False,
+) -> Executable:  # fmt: skip
     """Return ``program`` compiled for the simulation of a level.
 
     Args:
         level: ``tile``, the program itself; or ``device``, the functions of single threads that
             TileLang's pipeline and the device passes lower it to.
         arch: ``sm_80`` or ``sm_90a``, for ``device``.
+        debugger: for ``tile``, shows values of the run.
         stock: for ``device``, lower it as ``tilelang.jit`` does, instead of ``tw.compile``.
 
     Raises:
-        TileWeaveError: the level or the architecture is unknown.
+        TileWeaveError: the level or the architecture is unknown, or has no debugger.
     """
     if level not in LEVELS:
         raise TileWeaveError(f"simulate: level={level!r}; expected 'tile' or 'device'")
     if level == "device" and arch not in ARCHITECTURES:
         legal = " or ".join(map(repr, ARCHITECTURES))
         raise TileWeaveError(f"simulate: arch={arch!r}; expected {legal} with level='device'")
-    make = Program if level == "tile" else partial(DeviceProgram, arch=arch, stock=stock)
+    if level == "device" and debugger is not None:
+        raise TileWeaveError("simulate: a debugger with level='device'; expected level='tile'")
+    operations = OPERATIONS if debugger is None else (*OPERATIONS, debugger)
+    make = (
+        partial(Program, operations=operations)
+        if level == "tile"
+        else partial(DeviceProgram, arch=arch, stock=stock)
+    )
     return Executable(program, world_size, make)

@@ -46,6 +46,7 @@ if _TYPE_CHECKING:  # at run time __getattr__ imports them
     from .ops import prepare, tune
     from .runtime.trace.recording import trace
     from .simulator import (
+        Debugger,
         SimulationError,
         SimulationWarning,
         mutate,
@@ -58,6 +59,7 @@ _activate()
 
 __all__ = [
     "DeadlockError",
+    "Debugger",
     "Explanation",
     "LanguageError",
     "Plan",
@@ -92,6 +94,7 @@ __all__ = [
 
 
 _LAZY = {
+    "Debugger": ".simulator",
     "SimulationError": ".simulator",
     "SimulationWarning": ".simulator",
     "interpret": ".interpreter",

@@ -32,7 +32,7 @@ from .emit import lowered
 from .passes import split_options
 from .runtime.kernel.configured import configured
 from .runtime.plans.parameters import bound, parameters_of
-from .simulator import LEVELS, SimulationWarning, executable_at, simulate
+from .simulator import LEVELS, Debugger, SimulationWarning, executable_at, simulate
 from .simulator.device.program import ARCHITECTURES
 from .simulator.inputs.arguments import check_count, check_numbers
 from .simulator.inputs.inputs import tensor_of
@@ -51,6 +51,7 @@ class _Settings:
     schedules: int
     nan: bool
     blocks: int | None
+    debugger: Debugger | None
     calls: Counter[str]
     """Number of simulated calls by the name of the kernel."""
 
@@ -68,6 +69,7 @@ def interpret(
     schedules: int = 1,
     nan: bool = False,
     blocks: int | None = None,
+    debugger: Debugger | None = None,
 ) -> AbstractContextManager[Counter[str]]:
     """Run kernels of TileLang that are called with CPU tensors in the simulator; needs no GPU.
 
@@ -87,6 +89,7 @@ def interpret(
         blocks: number of blocks of each call that run, as in ``tw.simulate``. Floats that they do
             not write become NaN in the tensors that the kernel writes; other elements keep their
             values. None: all.
+        debugger: shows values of the calls at the level ``tile``.
 
     Raises:
         SimulationError: (of a call) a fault, as in ``tw.simulate``.
@@ -99,7 +102,7 @@ def interpret(
             raise TileWeaveError(f"interpret: {name}={value!r}; expected {expected}")
     check_numbers("interpret", 1, schedules, 0, 1, None)
     check_count("interpret", "blocks", blocks)
-    return _interpreting(_Settings(level, arch, schedules, nan, blocks, Counter()))
+    return _interpreting(_Settings(level, arch, schedules, nan, blocks, debugger, Counter()))
 
 
 @contextmanager
@@ -135,7 +138,7 @@ class InterpretedAdapter(BaseKernelAdapter):
         compiled: Callable[[], JITKernel],
     ) -> None:  # fmt: skip
         self._program, self._compiled = program, compiled
-        self._executables: dict[tuple[str, str], Any] = {}
+        self._executables: dict[tuple[str, str, Debugger | None], Any] = {}
         out_idx = out_idx if out_idx is None or isinstance(out_idx, int) else list(out_idx)
         super().__init__(None, extrac_params(program), out_idx)
 
@@ -156,7 +159,7 @@ class InterpretedAdapter(BaseKernelAdapter):
 
     @brief_errors
     def _simulate(self, settings: _Settings, args: tuple[Any, ...]) -> Any:
-        key = settings.level, settings.arch
+        key = settings.level, settings.arch, settings.debugger
         if key not in self._executables:
             self._executables[key] = executable_at(self._program, 1, *key, stock=True)
         executable = self._executables[key]
@@ -170,7 +173,7 @@ class InterpretedAdapter(BaseKernelAdapter):
         results, *_ = simulate(
             executable, 1, [values], settings.schedules, epochs=1,
             level=settings.level, arch=settings.arch, nan=settings.nan,
-            blocks=settings.blocks,
+            blocks=settings.blocks, debugger=settings.debugger,
         )  # fmt: skip
         results = {name: _with_nan(array) for name, array in results.items()}
         written = set().union(*(program.written for program in executable.programs))

@@ -28,7 +28,7 @@ def call_extern(c: Statements, call: tirx.Call, loc: str) -> Step:
 
     def run(frame: Frame):
         parts = [_text(*_active(e, frame)) for e in values]
-        _print(frame, [text for text in texts if text] + parts, loc)
+        print_line(frame, [text for text in texts if text] + parts, loc)
 
     return c.preempted(run, call)
 
@@ -53,13 +53,14 @@ def _print_row(
         for thread, text in zip(frame.mask.threads, rows if differs else rows[:1], strict=False):
             who = [f"thread {thread}"] if differs else []
             region = f"{tensor}{text_of_region(key)}"
-            _print(frame, [message, *who, region, text], loc)
+            print_line(frame, [message, *who, region, text], loc)
         row.clear()
 
     return run
 
 
-def _print(frame: Frame, parts: list[str], loc: str) -> None:
+def print_line(frame: Frame, parts: list[str], loc: str) -> None:
+    """Print these texts, with the block and the line, at the end of the schedule."""
     text = ", ".join(part for part in parts if part)
     frame.block.machine.printed.append(f"{text}: {frame.block.place} --> {loc}")
 

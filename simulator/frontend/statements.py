@@ -89,7 +89,11 @@ class Statements(Expressions):
             raise unsupported(f"statement {type(stmt).__name__}", loc)
         step = handler(stmt, loc)
         if self.pipelined and isinstance(stmt, tirx.IfThenElse | tirx.For):
-            return self._after_loads(stmt, step)
+            step = self._after_loads(stmt, step)
+        return self.observe(stmt, step, loc)
+
+    def observe(self, stmt: tirx.Stmt, step: Step, loc: str) -> Step:
+        """Return the step of a statement. A debugger replaces it."""
         return step
 
     def _after_loads(self, stmt: tirx.Stmt, step: Step) -> Step:

@@ -1,5 +1,6 @@
 """``tileweave run`` runs TileLang scripts for a GPU in the simulator."""
 
+import io
 import math
 import os
 import re
@@ -92,6 +93,16 @@ def test_options_of_debugging_are_passed(script, capsys):
         pytest.raises(AssertionError, match="nan"),
     ):
         main(["run", "--blocks", "1", script(), "64"])
+
+
+def test_the_debugger_shows_tiles(script, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("p bx\nq\n"))
+    options = ["--watch", "bx, bx > 0", "--watch", "none", "--break", "13, bx == 1"]
+    assert main(["run", *options, script(), "64"]) == 130 * RECORDS_LINES
+    out, err = capsys.readouterr()
+    assert "bx = 1: rank 0, block 1 (1) in launch 0 --> " in out
+    assert not RECORDS_LINES or f"{script()}(13)<module>()" in out
+    assert "tileweave: watch none: no statement where it holds\n" in err
 
 
 def test_other_errors_of_the_script_are_raised(script):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from bdb import BdbQuit
 
 from .. import __version__
 from ..builtins.errors import TileWeaveError, shows_frames
@@ -55,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         message = str(error)
         in_program = bool(options.running[0]) and "rank" in message
         return _fail(message + (ranks_hint(options) if in_program else ""), 1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BdbQuit):
         return _fail("stopped", 130)
     except BrokenPipeError:  # the reader, such as `head`, needs no more output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,7 +12,7 @@ from ..builtins.errors import TileWeaveError
 from ..simulator.device.program import ARCHITECTURES
 from ..simulator.report.errors import SimulationError
 from .reports import relative_paths
-from .simulation import add_debugging, add_level
+from .simulation import add_debugging, add_level, debugger_of, print_unreached
 
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -50,7 +50,10 @@ def run(options: argparse.Namespace) -> None:
     path = os.path.abspath(options.script)
     if not os.path.isfile(path):
         raise TileWeaveError(f"run: there is no file {options.script}; expected a Python file")
-    settings = options.level, options.arch, options.schedules, options.nan, options.blocks
+    debugger = debugger_of(options)
+    settings = (
+        options.level, options.arch, options.schedules, options.nan, options.blocks, debugger
+    )  # fmt: skip
     argv, places = [options.script, *options.arguments], [os.path.dirname(path), *sys.path]
     with patch.multiple(sys, argv=argv, path=places), interpret(*settings) as calls:
         try:
@@ -63,3 +66,4 @@ def run(options: argparse.Namespace) -> None:
             names = ", ".join(f"{name} x {count}" for name, count in calls.items())
             text = f"simulated calls at the {options.level} level: {names or 'none'}"
             print(f"tileweave: {text}", file=sys.stderr)
+            print_unreached(debugger)

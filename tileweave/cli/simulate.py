@@ -21,7 +21,9 @@ from .simulation import (
     add_debugging,
     add_run_options,
     add_simulation,
+    debugger_of,
     fault_of,
+    print_unreached,
     run_each,
     time_limit_s,
 )
@@ -85,7 +87,9 @@ def run(options: argparse.Namespace) -> None:
         raise TileWeaveError(
             f"simulate: --exhaustive with --level {options.level}; expected --level tile"
         )
-    outcomes = run_each(programs, _simulate, options, configs_of(options))
+    options.debugger = debugger_of(options)
+    outcomes = run_each(programs, _simulate, options, configs_of(options), options.debugger)
+    print_unreached(options.debugger)
     for outcome in outcomes:
         print(json.dumps(outcome) if options.json else relative_paths(_text(outcome, options)))
     if any(outcome["fault"] or not outcome.get("complete", True) for outcome in outcomes):
@@ -113,7 +117,7 @@ def _simulate(
                     options.epochs, options.resident_blocks, progress=True,
                     timeline=options.timeline,
                     most_seconds=time_limit_s(options), jobs=options.jobs, arch=ARCH,
-                    nan=options.nan, blocks=options.blocks,
+                    nan=options.nan, blocks=options.blocks, debugger=options.debugger,
                 )  # fmt: skip
         except SimulationError as error:
             fault = fault_of(error)

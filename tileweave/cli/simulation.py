@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,10 @@ from ..builtins.errors import TileWeaveError
 from ..runtime.kernel.configured import configured
 from .compile_options import add_ranks, add_values, values_of
 from .program_files import PLANS_AND_KERNELS, add_program
+from .reports import relative_paths
 
 if TYPE_CHECKING:
-    from ..simulator import SimulationError
+    from ..simulator import Debugger, SimulationError
 
 _MAX_SECONDS = 600
 """Longest estimated time without ``--force``."""
@@ -68,7 +70,8 @@ def add_level(parser: argparse.ArgumentParser) -> None:
 
 
 def add_debugging(parser: argparse.ArgumentParser) -> None:
-    """Add the check for statements that make a NaN or an infinity, and the number of blocks."""
+    """Add the check for statements that make a NaN or an infinity, the number of blocks, and what
+    the debugger shows."""
     parser.add_argument(
         "--blocks",
         type=int,
@@ -77,10 +80,39 @@ def add_debugging(parser: argparse.ArgumentParser) -> None:
         "default: all",
     )
     parser.add_argument(
+        "--watch",
+        action="append",
+        default=[],
+        metavar="NAME[, CONDITION]",
+        help="print a tile or a variable after each statement that changes it, in block 0 of rank "
+        "0 or where the condition holds; may be repeated",
+    )
+    parser.add_argument(
+        "--break",
+        dest="breakpoint",
+        metavar="LINE[, CONDITION]",
+        help="open pdb before the statements of a line, or of FILE:LINE, in block 0 of rank 0 or "
+        "where the condition holds",
+    )
+    parser.add_argument(
         "--nan",
         action="store_true",
         help="stop at the first statement that makes a NaN or an infinity of other values",
     )
+
+
+def debugger_of(options: argparse.Namespace) -> Debugger | None:
+    """Return the debugger that ``add_debugging`` describes; None: it shows nothing."""
+    from ..simulator import Debugger
+
+    is_used = options.watch or options.breakpoint
+    return Debugger(options.watch, options.breakpoint) if is_used else None
+
+
+def print_unreached(debugger: Debugger | None) -> None:
+    """Print to stderr what the debugger never showed, and lines that no block reached."""
+    for text in [] if debugger is None else debugger.unreached():
+        print(f"tileweave: {relative_paths(text)}", file=sys.stderr)
 
 
 def time_limit_s(options: argparse.Namespace) -> float | None:
@@ -93,12 +125,14 @@ def run_each(
     run: Callable[[str, Any, dict[str, Any], argparse.Namespace], Outcome],
     options: argparse.Namespace,
     configs: Mapping[str, Any] | None = None,
+    debugger: Debugger | None = None,
 ) -> list[Outcome]:
     """Run each program except kernels that a plan before them has launched.
 
     Args:
         run: called with the name, the executable, its scalars and ``options``.
         configs: ``pass_configs``.
+        debugger: see ``executable_at``.
     """
     from ..simulator import executable_at
 
@@ -113,7 +147,7 @@ def run_each(
         options.running = name, program
         executable = executable_at(
             configured(options.command, program, configs),
-            options.ranks, getattr(options, "level", "tile"), ARCH,
+            options.ranks, getattr(options, "level", "tile"), ARCH, debugger,
         )  # fmt: skip
         outcomes.append(run(name, executable, values, options))
         launched |= executable.launched

@@ -1,6 +1,8 @@
 """``T.print`` shows whole rows; ``nan=True`` names the statement that makes a NaN or an infinity
-of other values."""
+of other values; ``tw.Debugger`` shows tiles."""
 
+import io
+from bdb import BdbQuit
 from pathlib import Path
 
 import ml_dtypes
@@ -189,3 +191,63 @@ def test_blocks_that_communicate_are_refused():
         tw.simulate(in_place, 1, [{"Y": np.ones(N, np.float32)}], blocks=1)
     with pytest.raises(tw.TileWeaveError, match="with more than one rank"):
         tw.simulate(matmul(64, 64), 2, inputs * 2, blocks=2)
+
+
+@T.prim_func
+def steps(A: T.Tensor((2, N), "float32"), B: T.Tensor((2, N), "float32")):
+    with T.Kernel(2, threads=32) as b:
+        tile, total = T.alloc_shared((N,), "float32"), T.alloc_var("int32")
+        total = b
+        T.copy(A[b, 0], tile)
+        for k in T.serial(3):
+            total += k
+            if k > 5:
+                total = 0  # unreached
+            for i in T.Parallel(N):
+                tile[i] = tile[i] + 1  # point
+        T.copy(tile, B[b, 0])  # store
+
+
+def debugged(monkeypatch, commands="", **options):
+    monkeypatch.setattr("sys.stdin", io.StringIO(commands))
+    debugger = tw.Debugger(**options)
+    A = np.arange(2 * N, dtype=np.float32).reshape(2, N)
+    tw.simulate(steps, 1, [{"A": A}], epochs=1, debugger=debugger)
+    return debugger
+
+
+@pytest.mark.skipif(not RECORDS_LINES, reason="this release of TileLang records no lines")
+def test_a_breakpoint_opens_pdb_with_tiles_as_arrays(monkeypatch, capsys):
+    point = line_of("# point").rpartition(":")[2]
+    commands = "p tile[:2], total, i.shape, k\nn\nc\n"
+    debugged(monkeypatch, commands + "c\n", breakpoint=f"{point}, bx == 1 and k > 0")
+    out = capsys.readouterr().out
+    assert out.count("rank 0, block 1 (1) in launch 0\n> ") == 3
+    assert "-> tile[i] = tile[i] + 1  # point" in out
+    assert (
+        f"(array([{N + 1}., {N + 2}.], dtype=float32), array([2], dtype=int32), ({N},), 1)" in out
+    )
+    commands = "q\n"
+    with pytest.raises(BdbQuit):
+        debugged(monkeypatch, commands, breakpoint=line_of("# store"))
+    assert capsys.readouterr().out.count("-> T.copy(tile, B[b, 0])") == 1
+
+
+@pytest.mark.skipif(not RECORDS_LINES, reason="this release of TileLang records no lines")
+def test_a_watched_tile_is_printed_after_each_change(monkeypatch, capsys):
+    debugger = debugged(monkeypatch, watch=["total, block == 1", "k", "none"])
+    lines = capsys.readouterr().out.splitlines()
+    of_total = [line.split(":")[0] for line in lines if line.startswith("total")]
+    assert of_total == ["total = [1]", "total = [2]", "total = [4]"]
+    assert [line.split(":")[0] for line in lines if line.startswith("k")] == [
+        f"k = {k}" for k in range(3)
+    ]
+    assert all(("block 1 (1)" in line) == line.startswith("total") for line in lines)
+    missed, unreached = debugger.unreached()
+    assert missed == "watch none: no statement where it holds"
+    assert unreached.split("\n --> ")[1:] == [f"{__file__}:{line_of('# unreached').split(':')[1]}"]
+
+
+def test_the_device_level_has_no_debugger():
+    with pytest.raises(tw.TileWeaveError, match="a debugger with level='device'; expected level="):
+        tw.simulate(steps, 1, level="device", debugger=tw.Debugger())
