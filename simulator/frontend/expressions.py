@@ -97,6 +97,8 @@ class Expressions:
         """Shape of each tile of the tile program, by name."""
         self.calls: dict[str, ValueOf] = {}
         """Compilers of calls that yield a value and are not pure functions, by operator."""
+        self.broadcasts: dict[str, ValueOf] = {}
+        """Compilers of broadcasts of calls that each lane executes, by operator."""
         self.signals: dict[str, dict[str, str]] = {}
         """Operations that change words of a tensor atomically, by tensor and line."""
         self._nodes = 0
@@ -315,6 +317,8 @@ class Expressions:
         )
 
     def _Broadcast(self, expr, loc: str) -> Expr:
+        if (name := op_name(expr.value)) in self.broadcasts:
+            return self.broadcasts[name](self, expr, loc)
         inner, lanes = self.compile(expr.value, loc), int(expr.lanes)
         return Expr(
             lambda frame: np.repeat(np.asarray(inner.value(frame))[..., None], lanes, axis=-1),

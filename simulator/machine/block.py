@@ -279,6 +279,8 @@ class Block:
         self.groups = 0
         self.printing: dict[int, list[Any]] = {}
         """Elements so far of the rows that T.print prints, by statement."""
+        self.generators: np.ndarray | None = None
+        """Seed, sequence and next number of T.rng_rand of each thread."""
         self.operands: dict[int | None, list[tuple[str, Any]]] = {}
         """What the values of variables were computed from, by slot, if numbers are checked."""
 
