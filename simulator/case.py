@@ -154,6 +154,7 @@ class Case:
             (self.executable.world_size > 1, "more than one rank"),
             (sum(len(program.kernels) for program in programs) != 1, "another number of kernels"),
             *((bool(program.exchanges), program.exchanges) for program in programs),
+            *((program.has_pointers, "tensors at addresses") for program in programs),
         ]
         reason = next((text for holds, text in reasons if holds), None)
         if reason is not None:

@@ -142,12 +142,14 @@ def simulate(
     if exhaustive:
         exploring = Exploring(case, resident, max_interleavings, write is not None)
         return _explore(exploring, program, arch, write)
-    if debugger is not None:
+    if debugger is not None or any(p.has_pointers for p in program.programs):
         jobs = 1
     most_jobs = jobs or default_jobs()
     bar = Progress(program.plan.name, schedules, progress, most_seconds, jobs=most_jobs)
     seeds = range(seed, seed + schedules)
     last = Schedules(case, seeds, resident, bar, write, jobs).run()
+    if last.machine is not None:
+        last.machine.pointed.write_back()
     texts = [*last.signals.values(), *case.clipped.values()]
     _warn(program, arch, [*texts, *_not_computed(last.outputs, blocks)])
     if write is not None and last.machine is not None:

@@ -136,6 +136,32 @@ def test_strides_are_those_that_the_kernel_declares():
         kernel(x, y)
 
 
+@pytest.mark.skipif(
+    not hasattr(T, "make_tensor_from_addr"), reason="this TileLang has no tensors at addresses"
+)
+def test_tensors_at_addresses_are_written_in_place(interpreted):
+    @T.prim_func
+    def scale(P: T.Tensor((2,), "int64"), factor: T.float32):
+        with T.Kernel(4, threads=32) as b:
+            X = T.make_tensor_from_addr(P[b // 2], (2, 32), "float32")
+            tile = T.alloc_shared((1, 32), "float32")
+            T.copy(X[b % 2, 0], tile)
+            for i in T.Parallel(32):
+                X[b % 2, i] = tile[0, i] * factor
+
+    kernel, first = tilelang.compile(scale), torch.randn(5, 32)
+    x, y = first[3:], torch.nn.Parameter(torch.randn(2, 32))
+    expected = [t.detach() * 3 for t in (x, y)] + [first[:3].clone()]
+    kernel(torch.tensor([x.data_ptr(), y.data_ptr()]), 3.0)
+    assert all(torch.equal(*pair) for pair in zip((x, y, first[:3]), expected, strict=True))
+    with pytest.raises(tw.SimulationError, match=r"X at the address 0x10, by rank 0, block [01] "):
+        kernel(torch.tensor([16, y.data_ptr()]), 1.0)
+    with pytest.raises(tw.SimulationError, match=r"race: .* of \*X\[0"):
+        kernel(torch.tensor([x.data_ptr()] * 2), 1.0)
+    with tw.interpret(blocks=2), pytest.raises(tw.TileWeaveError, match="with tensors at addresse"):
+        kernel(torch.tensor([x.data_ptr()] * 2), 1.0)
+
+
 def test_wrong_arguments_are_named(interpreted):
     kernel = tilelang.compile(add_rows)
     with pytest.raises(tw.TileWeaveError, match=r"add_rows: missing a required argument: 'Y'"):

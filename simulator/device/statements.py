@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from ...passes.ir.walk import op_name
 from ..frontend.accesses import lanes_of, uniform
 from ..frontend.expressions import Expr, Value, unraveled
 from ..frontend.numbers import require_numbers
@@ -142,7 +143,7 @@ class DeviceStatements(Statements):
         return Step(lambda frame: None)
 
     def _on_Bind(self, stmt: Any, loc: str) -> Step:
-        if str(stmt.var.dtype) != "handle":
+        if str(stmt.var.dtype) != "handle" or op_name(stmt.value) == "tirx.reinterpret":
             return super()._on_Bind(stmt, loc)
         value, offset = stmt.value, 0
         while isinstance(value, tirx.Call) and value.op.name == "tirx.handle_add_byte_offset":

@@ -191,6 +191,8 @@ class Program:
         """Names of the tensors that are multicast addresses."""
         self.counted: set[str] = self.compiler.counted
         """Names of the tensors whose words the barriers use."""
+        self.has_pointers: bool = self.compiler.has_pointers
+        """True if it makes tensors of addresses."""
         self.divide(cut(self.cuts))
 
     def refusal(self, arch: str) -> LanguageError | None:

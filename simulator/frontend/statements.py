@@ -25,7 +25,7 @@ from ..machine.steps import (
 )
 from ..memory.values import numpy_dtype
 from ..report.errors import SimulationError, uninitialized, unsupported
-from .accesses import is_poisoned, store_global, store_tile
+from .accesses import is_poisoned, store_global, store_tile, uniform
 from .executors import executors_of
 from .expressions import Expr, Expressions, narrowed
 from .numbers import literals_in
@@ -59,6 +59,8 @@ class Statements(Expressions):
         """True in a pipelined loop."""
         self.barriers: dict[tirx.Var, int] = {}
         self.mbarriers = 0
+        self.has_pointers = False
+        """True if the program makes tensors of addresses."""
         self.loop: str | None = None
         """Kind of the innermost loop: ``loop`` or ``T.Parallel``."""
         self.reducers: dict[tirx.Var, str] = {}
@@ -203,6 +205,8 @@ class Statements(Expressions):
         name = getattr(getattr(stmt.value, "op", None), "name", "")
         if name == "tl.launch_thread_idx":
             return self._bind_thread(stmt.var, int(stmt.value.args[0]))
+        if name == "tirx.reinterpret" and str(stmt.var.dtype) == "handle":
+            return self._bind_pointer(stmt.var, stmt.value.args[0], loc)
         if str(stmt.var.dtype) == "handle":
             return Step(lambda frame: None)
         if self._mentions_later(stmt.value):
@@ -216,6 +220,30 @@ class Statements(Expressions):
         is_plain = not expr.varies and expr.poison is None
         bind = self._bind_uniform(expr, slot) if is_plain else self._bind(expr, slot, stmt.var)
         return self.preempted(bind, stmt.value)
+
+    def _bind_pointer(self, var: tirx.Var, address: tirx.PrimExpr, loc: str) -> Step:
+        """Compile a binding of a pointer to the tensor at an address (T.make_tensor)."""
+        kind = var.type_annotation.element_type.dtype
+        name, dtype = f"*{var.name}", numpy_dtype(kind)
+        while name in self.globals.values():
+            name = f"*{name}"
+        self.globals[var] = name
+        self.declared[var] = tirx.decl_buffer((1,), kind, name)  # all others are views of it
+        self.has_pointers = True
+        addresses = self.indices([address], name, loc)
+
+        def run(frame: Frame):
+            block, at = frame.block, uniform(addresses(frame)[0], frame, loc)
+            tensor = block.machine.pointed.at(at, name, dtype)
+            if tensor is None:
+                raise SimulationError(
+                    "bounds",
+                    f"{name} at the address {at:#x}, by {block.place}; expected that of a CPU "
+                    f"tensor of torch\n --> {loc}",
+                )
+            block.tensors = {**block.tensors, name: tensor}
+
+        return self.preempted(run, address)
 
     @staticmethod
     def _bind_uniform(expr: Expr, slot: int) -> Callable[[Frame], None]:

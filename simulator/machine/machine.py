@@ -13,6 +13,7 @@ from ..memory.barrier_words import WordsOfBarriers
 from ..memory.clock import Clock
 from ..memory.memory import Memory, Tensor
 from ..memory.order import Layout
+from ..memory.pointed import PointedTensors
 from ..report.errors import SimulationError
 from .block import Block, Frame
 from .group_barrier import GroupBarrier
@@ -43,6 +44,7 @@ class Machine:
         """All tensors by their names in steps."""
         self.implicit: dict[Any, dict[str, list[Tensor]]] = {}
         """Implicit tensors of each rank, by kernel and name."""
+        self.pointed = PointedTensors(self.memory)
         self.streams: list[Stream] = []
         self._enqueued: list[Work] = []
         self._start = Clock.start(layout.count)

@@ -11,7 +11,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tests.releases import RECORDS_DEVICE_LINES, RECORDS_LINES
+from tests.releases import RECORDS_DEVICE_LINES, RECORDS_LINES, needs_lines
 
 N = 64
 LEVELS = pytest.mark.parametrize("level", ["tile", "device"])
@@ -216,7 +216,7 @@ def debugged(monkeypatch, commands="", **options):
     return debugger
 
 
-@pytest.mark.skipif(not RECORDS_LINES, reason="this release of TileLang records no lines")
+@needs_lines
 def test_a_breakpoint_opens_pdb_with_tiles_as_arrays(monkeypatch, capsys):
     point = line_of("# point").rpartition(":")[2]
     commands = "p tile[:2], total, i.shape, k\nn\nc\n"
@@ -233,7 +233,7 @@ def test_a_breakpoint_opens_pdb_with_tiles_as_arrays(monkeypatch, capsys):
     assert capsys.readouterr().out.count("-> T.copy(tile, B[b, 0])") == 1
 
 
-@pytest.mark.skipif(not RECORDS_LINES, reason="this release of TileLang records no lines")
+@needs_lines
 def test_a_watched_tile_is_printed_after_each_change(monkeypatch, capsys):
     debugger = debugged(monkeypatch, watch=["total, block == 1", "k", "none"])
     lines = capsys.readouterr().out.splitlines()
