@@ -12,7 +12,7 @@ from tilelang import tvm
 from tvm import tirx
 
 from ...passes.ir.operators import SYSTEM_ATOMIC
-from ..frontend.accesses import is_poisoned
+from ..frontend.accesses import is_poisoned, of_threads
 from ..frontend.builtin_ops import tilelang_atomic, vector_operand
 from ..frontend.expressions import Expr
 from ..frontend.functions import REDUCTIONS
@@ -21,7 +21,7 @@ from ..machine.steps import Step
 from ..memory.values import convert, numpy_dtype
 from ..report.errors import uninitialized, unsupported
 from .shared import Source
-from .statements import DeviceStatements, of_threads, shared_address, to_threads
+from .statements import DeviceStatements, shared_address, to_threads
 
 _TEMPLATE = re.compile(r"tw::system::atomic_([a-z]+)(?:x(\d))?(_ret)?<[^,]*, (\d+)>")
 

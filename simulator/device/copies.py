@@ -12,7 +12,7 @@ from tvm import tirx
 
 from ...builtins.spec import BUILTINS, builtin_of
 from ...passes.ir.operators import COMPLETE
-from ..frontend.accesses import uniform
+from ..frontend.accesses import of_threads, uniform
 from ..frontend.block_ops import commit_stores, complete_bulk_stores, wait_stores
 from ..frontend.functions import REDUCTIONS
 from ..machine.block import Frame
@@ -23,11 +23,11 @@ from ..memory.values import numpy_dtype
 from ..report.errors import SimulationError, uninitialized, unsupported
 from .barriers import require_visible
 from .block import COPIES, SOURCES, DeviceBlock
-from .fragments import swizzled
 from .lowering import Im2colMap, TensorMap
+from .operand_layouts import swizzled
 from .proxies import ProxyView, explain_missing_fence
 from .shared import Chunks, Source
-from .statements import DeviceStatements, of_threads, shared_address, split_flat
+from .statements import DeviceStatements, shared_address, split_flat
 
 
 class Box:

@@ -12,7 +12,7 @@ from ...builtins.implicit import CONTEXT, LAUNCH
 from ...builtins.ranks import RANK
 from ...builtins.symmetric import is_packed
 from ...passes.ir.group import heap_tensors
-from ..frontend import builtin_ops, copy_ops, debug_ops, ll_ops, random_ops, warp_ops
+from ..frontend import builtin_ops, copy_ops, debug_ops, ll_ops, matrix_ops, random_ops, warp_ops
 from ..frontend.program import Kernel, Program, first_line
 from ..report.errors import unsupported
 from . import atomics, barriers, copies, reductions, scans, tensor_core
@@ -22,7 +22,7 @@ from .statements import DeviceStatements
 
 OPERATIONS = (
     builtin_ops, copy_ops, debug_ops, ll_ops, warp_ops, atomics, barriers, copies,
-    tensor_core, reductions, scans, random_ops,
+    tensor_core, reductions, scans, random_ops, matrix_ops,
 )  # fmt: skip
 """Modules whose ``register`` adds operations to the compiler; later ones replace earlier ones."""
 

@@ -11,15 +11,16 @@ import numpy as np
 from tvm import tirx
 
 from ..frontend import debug_ops, external
+from ..frontend.accesses import of_threads
 from ..frontend.expressions import Expr
+from ..frontend.matrix_ops import Registers
 from ..machine.block import Frame
 from ..machine.steps import Step
 from ..memory.threads import WARP
 from ..report.errors import SimulationError, unsupported
 from .barriers import meet
 from .shared import Source
-from .statements import DeviceStatements, of_threads, shared_address, to_threads
-from .tensor_core import Registers
+from .statements import DeviceStatements, shared_address, to_threads
 
 _REDUCERS: dict[str, Callable[[Any, Any], Any]] = {
     "SumOp": np.add, "MaxOp": np.fmax, "MinOp": np.fmin, "MaxOpNan": np.maximum,

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ..frontend.accesses import uniform
+from ..frontend.accesses import of_threads, uniform
 from ..frontend.expressions import Value
+from ..frontend.matrix_ops import warps_of
 from ..machine.block import Frame
 from ..machine.steps import Step
 from ..memory.threads import WARP
 from ..memory.values import convert, numpy_dtype
 from .shared import SharedMemory, Source
-from .statements import DeviceStatements, of_threads, shared_address
-from .tensor_core import warps_of
+from .statements import DeviceStatements, shared_address
 
 _NAME = re.compile(r"tl::Cum(Sum|Max)(1|2)D<(\d+)(?:, (\d+))?, (true|false)>::run")
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {"Sum": np.add, "Max": np.fmax}

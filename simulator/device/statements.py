@@ -17,10 +17,10 @@ import numpy as np
 from tvm import tirx
 
 from ...passes.ir.walk import op_name
-from ..frontend.accesses import lanes_of, uniform
+from ..frontend.accesses import lanes_of, of_threads, uniform
 from ..frontend.expressions import Expr, Value, unraveled
 from ..frontend.numbers import require_numbers
-from ..frontend.statements import THREAD_AXES, Statements
+from ..frontend.statements import THREAD_AXES, RowsOfThreads, Statements
 from ..machine.block import Frame, Tile
 from ..machine.steps import Step
 from ..memory.values import convert, numpy_dtype
@@ -175,6 +175,18 @@ class DeviceStatements(Statements):
         index = self.indices(load.indices, load.buffer.name, loc)
         return lambda frame: frame.block.barriers[slot][uniform(index(frame)[0], frame, loc)]
 
+    def rows_of_matrices(self, node: Any, op: str, loc: str) -> RowsOfThreads:
+        memory, address = shared_address(self, node, op, loc)
+        source = Source(op, loc)
+
+        def load(frame: Frame, threads: np.ndarray):
+            addresses = np.broadcast_to(address(frame), frame.mask.on.shape)[threads]
+            groups = frame.mask.group_of[threads]
+            shared = frame.block.shared[memory]
+            return shared.load(addresses, 16, np.dtype(np.uint16), groups, source)
+
+        return load
+
     def _named(self, data: tirx.Var, dtype: str) -> tirx.Buffer:
         """Return the buffer of a pointer with elements of this type."""
         buffer = self.buffers.get(data)
@@ -279,17 +291,6 @@ def split_flat(flat: Any, shape: tuple[int, ...], itemsize: int) -> list[Any]:
         rank, flat = flat // (HEAP_STRIDE // itemsize), flat % (HEAP_STRIDE // itemsize)
     out = unraveled(flat, inner)
     return out if rank is None else [rank, *out]
-
-
-def of_threads(value: Any, frame: Frame, lanes: int = 1) -> np.ndarray:
-    """Return a value for each active thread, with an axis for the lanes if there are several."""
-    threads = frame.mask.threads
-    tail = (lanes,) if lanes > 1 else ()
-    value = np.asarray(value)
-    per_thread = value.ndim > len(tail) and frame.mask.single is None
-    if per_thread:
-        return np.broadcast_to(value, frame.mask.on.shape + tail)[threads]
-    return np.broadcast_to(value, (len(threads), *tail))
 
 
 def to_threads(values: np.ndarray, frame: Frame) -> Any:

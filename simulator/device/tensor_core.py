@@ -1,145 +1,44 @@
-"""Tensor-core instructions: ``ldmatrix``, ``stmatrix``, ``mma`` and ``wgmma``."""
+"""Tensor-core instructions: ``stmatrix`` and ``wgmma``."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from tvm import tirx
 
-from ..frontend.accesses import uniform
+from ..frontend.accesses import of_threads, uniform
 from ..frontend.expressions import Expr, either
-from ..frontend.numbers import note_operand, require_numbers
+from ..frontend.matrix_ops import (
+    Poison,
+    Registers,
+    accumulator,
+    element_type,
+    matrices_of,
+    mma_a,
+    products_of,
+    shape_of,
+    warps_of,
+    wide,
+)
+from ..frontend.numbers import note_operand
 from ..frontend.statements import nothing
 from ..machine.block import Frame
 from ..machine.steps import Step
 from ..memory.threads import WARP
-from ..memory.values import convert, numpy_dtype, poison_of_product, union_of_poison
-from ..report.errors import SimulationError, unsupported
+from ..memory.values import convert, numpy_dtype, union_of_poison
+from ..report.errors import unsupported
 from .block import PRODUCTS
-from .fragments import accumulator, mma_a, mma_b, operand_addresses
+from .operand_layouts import operand_addresses
 from .shared import Chunks, Source
-from .statements import DeviceStatements, of_threads, shared_address, to_threads
+from .statements import DeviceStatements, shared_address, to_threads
 
-Poison = np.ndarray | None
-"""Mask of the elements that were never written, or None if there are none."""
 _WARPS = 4
 """Warps of a warp group."""
-_TYPES = {
-    "bf16": np.dtype(ml_dtypes.bfloat16), "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "fp16": np.dtype(np.float16), "float16": np.dtype(np.float16),
-    "tf32": np.dtype(np.float32), "fp32": np.dtype(np.float32), "float32": np.dtype(np.float32),
-    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "float8_e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
-    "e5m2": np.dtype(ml_dtypes.float8_e5m2), "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
-    "int8": np.dtype(np.int8), "uint8": np.dtype(np.uint8),
-}  # fmt: skip
 _SWIZZLES = (0, 128, 64, 32)
 """Bytes of a row of a swizzle, by the layout type of a matrix descriptor."""
-
-
-def element_type(name: str, loc: str) -> np.dtype:
-    if name not in _TYPES:
-        raise unsupported(f"a tensor-core operand of type {name}", loc)
-    return _TYPES[name]
-
-
-def _shape(text: str) -> tuple[int, int, int]:
-    m, n, k = re.fullmatch(r"m(\d+)n(\d+)k(\d+)", text).groups()
-    return int(m), int(n), int(k)
-
-
-def warps_of(frame: Frame, op: str, loc: str, warps: int = 1) -> np.ndarray:
-    """Return the active threads as rows of warps or warp groups, which must be whole."""
-    rows = frame.mask.rows(WARP * warps)
-    if rows is None:
-        raise SimulationError(
-            "deadlock",
-            f"{op} is executed by {frame.mask.count} threads of "
-            f"{frame.block.place}; expected all of {'a warp' if warps == 1 else 'a warp group'}"
-            f"\n --> {loc}",
-        )
-    return rows
-
-
-class Registers:
-    """Registers of an instruction: consecutive elements of a local buffer.
-
-    Args:
-        data: pointer to the buffer.
-        offset: expression of the first element.
-        count: number of elements.
-    """
-
-    def __init__(
-        self, c: DeviceStatements, data: Any, offset: Any, count: int, op: str, loc: str
-    ) -> None:  # fmt: skip
-        self.slot, self.count, self.op, self.loc = c.tiles[data], count, op, loc
-        self._first = c.indices([offset], op, loc)
-
-    def _key(self, frame: Frame, rows: np.ndarray) -> tuple[Any, Any]:
-        first, low, high = self._first(frame)[0], int(rows[0, 0]), int(rows[-1, -1]) + 1
-        if isinstance(first, int) and high - low == rows.size:
-            return slice(low, high), slice(first, first + self.count)
-        first = of_threads(first, frame).reshape(-1, 1)
-        return rows.reshape(-1, 1), first + np.arange(self.count)
-
-    def read(self, frame: Frame, rows: np.ndarray) -> tuple[np.ndarray, Poison]:
-        """Return the elements and their poison, by row of threads, thread and element."""
-        tile, key, shape = frame.tile(self.slot), self._key(frame, rows), (*rows.shape, self.count)
-        poison = None if tile.poison is None else tile.poison[key].reshape(shape)
-        return tile.data[key].reshape(shape), poison
-
-    def write(self, frame: Frame, rows: np.ndarray, values: np.ndarray, poison: Any = None) -> None:
-        tile, key = frame.tile(self.slot), self._key(frame, rows)
-        shape = rows.size, self.count
-        values = convert(values, tile.dtype).reshape(shape)
-        if frame.operands is not None:
-            index = np.ogrid[key] if isinstance(key[0], slice) else key
-            require_numbers(frame, tile.name, index, values, None, self.loc)
-        tile.data[key] = values
-        tile.set_poison(key, None if poison is None else poison.reshape(shape))
-
-
-def ldmatrix(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    """Load 8 x 8 matrices of 16-bit elements; each lane passes the address of one row."""
-    transposed, count = bool(int(call.args[0])), int(call.args[1])
-    memory, address = shared_address(c, call.args[2], "ldmatrix", loc)
-    data, offset = call.args[3].args[1:3]  # of tvm_access_ptr
-    source = Source("ldmatrix", loc)
-    dtype = c.made[c.tiles[data]][1]
-    registers = Registers(c, data, offset, 4 * count // dtype.itemsize, "ldmatrix", loc)
-
-    def run(frame: Frame):
-        rows = warps_of(frame, "ldmatrix", loc)
-        addresses = of_threads(address(frame), frame).reshape(rows.shape)[:, : 8 * count]
-        groups = frame.mask.group_of[rows[:, : 8 * count]]
-        values, bad = frame.block.shared[memory].load(
-            addresses.reshape(-1), 16, np.dtype(np.uint16), groups.reshape(-1), source
-        )
-        loaded = _fragments(values.reshape(len(rows), count, 8, 8), transposed)
-        poison = None
-        if bad is not None:
-            poison = _fragments(bad.reshape(len(rows), count, 8, 8), transposed)
-            poison = poison.reshape(*rows.shape, registers.count, -1).any(axis=-1)
-        words = np.ascontiguousarray(loaded).view(dtype)
-        frame.block.registers.store(registers.slot, frame.mask.overlapping, loc)
-        registers.write(frame, rows, words, poison)
-
-    return Step(run)
-
-
-def _fragments(matrices: np.ndarray, transposed: bool) -> np.ndarray:
-    """Return the pairs of elements that each lane holds of 8 x 8 matrices, by warp and lane."""
-    warps, count = matrices.shape[:2]
-    if transposed:
-        matrices = matrices.swapaxes(2, 3)
-    pairs = matrices.reshape(warps, count, 32, 2)
-    return pairs.swapaxes(1, 2).reshape(warps, 32, 2 * count)
 
 
 def stmatrix(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
@@ -177,63 +76,6 @@ def _matrices(pairs: np.ndarray, transposed: bool) -> np.ndarray:
     warps, _, count, _ = pairs.shape
     matrices = pairs.swapaxes(1, 2).reshape(warps, count, 8, 8)
     return matrices.swapaxes(2, 3) if transposed else matrices
-
-
-def mma(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    """Multiply the fragments of each warp."""
-    m, n, k = _shape(call.args[0].value)
-    a_type, b_type = (element_type(call.args[i].value, loc) for i in (3, 4))
-    if m != 16 or n != 8:
-        raise unsupported(f"mma of shape {call.args[0].value}", loc)
-    a_at, b_at, c_at = mma_a(a_type.itemsize, k), mma_b(b_type.itemsize, k), accumulator(n, 1)
-    a = Registers(c, call.args[6], call.args[7], a_at[0].shape[1], "mma", loc)
-    b = Registers(c, call.args[8], call.args[9], b_at[0].shape[1], "mma", loc)
-    total = Registers(c, call.args[10], call.args[11], 4, "mma", loc)
-
-    def run(frame: Frame):
-        rows = warps_of(frame, "mma", loc)
-        left = _operand(a.read(frame, rows), (len(rows), m, k), a_at)
-        right = _operand(b.read(frame, rows), (len(rows), k, n), b_at)
-        product, poison = _product(frame, left, right, c_at)
-        sums, unwritten = total.read(frame, rows)
-        note_operand(frame, "C", sums)
-        sums = sums + product.astype(sums.dtype)
-        total.write(frame, rows, sums, union_of_poison(poison, unwritten))
-
-    return c.preempted(run)
-
-
-def _operand(
-    registers: tuple[np.ndarray, Poison], shape: tuple[int, ...], at: tuple
-) -> tuple[np.ndarray, Poison]:
-    """Return matrices and their poison from the elements that lanes hold at places ``at``."""
-    values, poison = _wide(registers[0]), registers[1]
-    matrix = np.zeros(shape, values.dtype)
-    matrix[(slice(None), *at)] = values
-    if poison is None or not poison.any():
-        return matrix, None
-    bad = np.zeros(shape, np.bool_)
-    bad[(slice(None), *at)] = poison
-    return matrix, bad
-
-
-def _wide(values: np.ndarray) -> np.ndarray:
-    """Return values in the type in which tensor cores add their products."""
-    return values.astype(np.int32 if values.dtype.kind in "iu" else np.float32)
-
-
-def _product(
-    frame: Frame, left: tuple[np.ndarray, Poison], right: tuple[np.ndarray, Poison], at: tuple
-) -> tuple[np.ndarray, Poison]:
-    """Return the elements of products at places ``at``."""
-    (a, a_bad), (b, b_bad) = left, right
-    product, key = a @ b, (slice(None), *at)
-    if frame.operands is not None:
-        for name, factor, axis in (("A", a, -1), ("B", b, -2)):
-            largest = np.abs(factor).max(axis=axis, keepdims=True)
-            note_operand(frame, name, np.broadcast_to(largest, product.shape)[key])
-    poison = poison_of_product(a_bad, b_bad)
-    return product[key], None if poison is None else np.broadcast_to(poison, product.shape)[key]
 
 
 @dataclass
@@ -310,7 +152,7 @@ class SharedOperand:
             shared.read_async(chunks, np.array(groups), readers, source)
             values, bad = shared.values(chunks, self._dtype)
             masks.append(None if bad is None else self._matrix(bad))
-            out.append(_wide(self._matrix(values)))
+            out.append(wide(self._matrix(values)))
         if all(mask is None for mask in masks):
             return np.stack(out), None
         return np.stack(out), np.stack(
@@ -340,7 +182,7 @@ def _operand_chunks(
 
 def wgmma_ss(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     """Multiply two operands in shared memory."""
-    m, n, k = _shape(call.args[0].value)
+    m, n, k = shape_of(call.args[0].value)
     a_major, b_major = (bool(int(call.args[i])) for i in (1, 2))
     a_type, b_type = (element_type(call.args[i].value, loc) for i in (3, 4))
     a = SharedOperand(c, call.args[6], call.args[7], m, k, a_major, a_type, loc, True)
@@ -350,7 +192,7 @@ def wgmma_ss(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
 def wgmma_rs(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     """Multiply A in registers by B in shared memory."""
-    _, n, k = _shape(call.args[0].value)
+    _, n, k = shape_of(call.args[0].value)
     b_major = bool(int(call.args[1]))
     a_type, b_type = (element_type(call.args[i].value, loc) for i in (2, 3))
     a = RegisterOperand(c, call.args[5], call.args[6], k, a_type, loc)
@@ -376,7 +218,7 @@ class RegisterOperand:
         values, poison = self._registers.read(frame, rows)
         if poison is not None:
             poison = poison.reshape(warps, WARP, -1)
-        matrix, bad = _operand(
+        matrix, bad = matrices_of(
             (values.reshape(warps, WARP, -1), poison), (warps, 16, self._k), self._at
         )
         shape = len(rows), 16 * _WARPS, self._k
@@ -394,7 +236,7 @@ def _wgmma(
         rows = warps_of(frame, "wgmma", loc, _WARPS)
         right, bad = b.read(frame, rows)
         right = right.swapaxes(1, 2), None if bad is None else bad.swapaxes(1, 2)
-        product, poison = _product(frame, a.read(frame, rows), right, at)
+        product, poison = products_of(frame, a.read(frame, rows), right, at)
         for groups in frame.mask.groups_by_warp:
             time = frame.block.products[groups[0]].open
             frame.block.registers.multiply(total.slot, groups, time, True, loc)
@@ -461,9 +303,7 @@ def register(c: DeviceStatements) -> None:
     """Register the tensor-core instructions."""
     c.calls["tl.pack_b16"] = pack_b16
     c.steps |= {
-        "tl.ptx_ldmatrix": ldmatrix,
         "tl.ptx_stmatrix": stmatrix,
-        "tirx.ptx_mma": mma,
         "tl.initialize_wgmma_descriptor": initialize_descriptor,
         "tl.increase_descriptor_offset": increase_descriptor,
         "tl.ptx_wgmma_ss": wgmma_ss,

@@ -365,6 +365,17 @@ def uniform(
     return int(value)
 
 
+def of_threads(value: Any, frame: Frame, lanes: int = 1) -> np.ndarray:
+    """Return a value for each active thread, with an axis for the lanes if there are several."""
+    threads = frame.mask.threads
+    tail = (lanes,) if lanes > 1 else ()
+    value = np.asarray(value)
+    per_thread = value.ndim > len(tail) and frame.mask.single is None
+    if per_thread:
+        return np.broadcast_to(value, frame.mask.on.shape + tail)[threads]
+    return np.broadcast_to(value, (len(threads), *tail))
+
+
 def load_tile(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[Any, Any]:
     """Return values and poison of loads from shared memory or registers."""
     if tile in frame.points:

@@ -33,6 +33,7 @@ from . import (
     copy_ops,
     debug_ops,
     ll_ops,
+    matrix_ops,
     multimem_ops,
     random_ops,
     reducer_ops,
@@ -46,7 +47,7 @@ from .workspaces import with_workspaces
 _HEAP_STRIDE = 1 << 40
 OPERATIONS = (
     block_ops, tile_ops, builtin_ops, copy_ops, warp_ops, debug_ops, reducer_ops,
-    multimem_ops, ll_ops, random_ops,
+    multimem_ops, ll_ops, random_ops, matrix_ops,
 )  # fmt: skip
 """Modules whose ``register`` adds operations to the compiler."""
 

@@ -25,7 +25,7 @@ from ..machine.steps import (
 )
 from ..memory.values import numpy_dtype
 from ..report.errors import SimulationError, uninitialized, unsupported
-from .accesses import is_poisoned, store_global, store_tile, uniform
+from .accesses import is_poisoned, load_tile, store_global, store_tile, uniform
 from .executors import executors_of
 from .expressions import Expr, Expressions, narrowed
 from .numbers import literals_in
@@ -39,6 +39,10 @@ THREAD_AXES = {"threadIdx.x": 0, "threadIdx.y": 1, "threadIdx.z": 2}
 """Axis of each thread index."""
 StepOf = Callable[[Any, tirx.Call, str], Step]
 """Compiles a call that is a statement; otherwise as ``ValueOf``."""
+
+
+RowsOfThreads = Callable[[Frame, np.ndarray], tuple[np.ndarray, np.ndarray | None]]
+"""Loads a row of 8 16-bit words by each of some threads; returns them and their poison mask."""
 
 
 class Statements(Expressions):
@@ -116,6 +120,25 @@ class Statements(Expressions):
         """Return the buffer and the indices of the element that a pointer operand points to."""
         load = node.args[0]
         return load.buffer, list(load.indices)
+
+    def rows_of_matrices(self, node: Any, op: str, loc: str) -> RowsOfThreads:
+        """Compile the loads of rows of 16 bytes at a pointer of each thread to shared memory."""
+        buffer, indices = self.pointee(node, loc)
+        slot = self.tiles.get(buffer.data)
+        if slot is None or not buffer.scope().startswith("shared"):
+            raise unsupported(f"{op} of {buffer.name} in {self.memory_of(buffer)} memory", loc)
+        values = self.in_whole(buffer, self.indices(indices, buffer.name, loc), loc)
+
+        def load(frame: Frame, threads: np.ndarray):
+            tile, lanes = frame.tile(slot), frame.mask.on.shape
+            index = [np.broadcast_to(i, lanes)[:, None] for i in values(frame)]
+            index[-1] = index[-1] + np.arange(16 // tile.dtype.itemsize)
+            loaded, bad = load_tile(frame, tile, index, loc)
+            if bad is not None:
+                bad = bad[threads].reshape(len(threads), 8, -1).any(axis=-1)
+            return np.ascontiguousarray(loaded[threads]).view(np.uint16), bad
+
+        return load
 
     def mbarrier(self, load: Any, loc: str) -> Callable[[Frame], Any]:
         """Return a function from a frame to the mbarrier that a BufferLoad names."""

@@ -142,3 +142,45 @@ def test_a_grid_that_does_not_fit_is_a_deadlock():
     with pytest.raises(tw.SimulationError, match=r"T\.sync_grid") as error:
         tw.simulate(grid, 1, resident_blocks=3)
     assert error.value.kind == "deadlock"
+
+
+def product_of_warp(rows=16):
+    @T.prim_func
+    def program(
+        A: T.Tensor((16, 16), "float16"), B: T.Tensor((8, 16), "float16"),
+        C: T.Tensor((16, 8), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=32):
+            t = T.get_thread_binding()
+            A_tile = T.alloc_shared((16, 16), "float16")
+            B_tile = T.alloc_shared((8, 16), "float16")
+            a, b = T.alloc_local((8,), "float16"), T.alloc_local((4,), "float16")
+            c = T.alloc_local((4,), "float32")
+            for i, j in T.Parallel(rows, 16):
+                A_tile[i, j] = A[i, j]
+            T.copy(B, B_tile)
+            T.clear(c)
+            T.ptx_ldmatrix(
+                T.bool(False), 4, T.access_ptr(A_tile[t % 16, t // 16 * 8], "r", extent=8),
+                T.access_ptr(a[0], "w", extent=8),
+            )  # fmt: skip
+            T.ptx_ldmatrix(
+                T.bool(False), 2, T.access_ptr(B_tile[t % 8, t // 8 % 2 * 8], "r", extent=4),
+                T.access_ptr(b[0], "w", extent=4),
+            )  # fmt: skip
+            T.ptx_mma(
+                "float32", "m16n8k16", "row", "col", "fp16", "fp16", "fp32", a.data, 0, b.data, 0,
+                c.data, 0, T.bool(False),
+            )  # fmt: skip
+            for i in range(4):
+                C[t // 4 + i // 2 * 8, t % 4 * 2 + i % 2] = c[i]
+
+    return program
+
+
+@pytest.mark.parametrize("level", ["tile", "device"])
+def test_products_of_warps(level):
+    A, B = normal(16, 16, dtype="float16"), normal(8, 16, dtype="float16")
+    C = run(product_of_warp(), level=level, A=A, B=B)["C"]
+    np.testing.assert_allclose(C, A.astype(np.float32) @ B.T, rtol=1e-3, atol=1e-3)
+    assert fault(product_of_warp(15), level=level, A=A, B=B).kind == "poison"
