@@ -85,6 +85,15 @@ def test_outputs_are_returned_in_their_type(interpreted, name):
     assert torch.equal(result.float(), 2 * a.float())
 
 
+@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="this torch has no fp4")
+def test_a_byte_holds_two_elements_of_4_bits(interpreted):
+    codes = torch.tensor([0, 1, 2, 3, 8, 9, 10, 11] * 8, dtype=torch.uint8)
+    doubled = torch.tensor([0, 2, 4, 5, 8, 10, 12, 13] * 8, dtype=torch.uint8)
+    pack = lambda c: (c[0::2] | c[1::2] << 4).view(torch.float4_e2m1fn_x2)  # noqa: E731
+    result = double(64, "float4_e2m1fn")(pack(codes))
+    assert torch.equal(result.view(torch.uint8), pack(doubled).view(torch.uint8))
+
+
 def test_eager_functions_write_in_place(interpreted):
     a = torch.randn(64, 96, dtype=torch.float16)
     b = torch.randn(96, 64, dtype=torch.float16)

@@ -153,7 +153,7 @@ def ldmatrix(c: Statements, call: tirx.Call, loc: str) -> Step:
         frame.block.note_store(registers.slot, frame.mask.overlapping, loc)
         registers.write(frame, rows, np.ascontiguousarray(loaded).view(dtype), poison)
 
-    return c.preempted(run)
+    return Step(run)
 
 
 def _fragments(matrices: np.ndarray, transposed: bool) -> np.ndarray:

@@ -122,7 +122,10 @@ def _array(p: Parameter, value: Any, rank: int) -> np.ndarray:
             return value.numpy()
         except TypeError:
             bits = value.contiguous().view({1: torch.uint8, 2: torch.int16}[value.element_size()])
-            return bits.numpy().view(numpy_dtype(str(value.dtype).removeprefix("torch.")))
+            bits, name = bits.numpy(), str(value.dtype).removeprefix("torch.")
+            if name.endswith("_x2"):  # two elements of 4 bits in a byte, the lower half first
+                bits = np.stack([bits & 15, bits >> 4], axis=-1).reshape(*bits.shape[:-1], -1)
+            return bits.view(numpy_dtype(name.removesuffix("_x2")))
     except (TypeError, ValueError, KeyError, RuntimeError) as error:
         kind = "a ragged list" if isinstance(value, list | tuple) else " ".join(repr(value).split())
         raise TileWeaveError(
@@ -135,5 +138,7 @@ def tensor_of(array: np.ndarray, dtype: Any) -> Any:
     """Return the torch tensor of ``dtype`` with the bits of a NumPy array."""
     import torch
 
-    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return torch.from_numpy(raw.copy()).view(dtype).reshape(array.shape)
+    raw, shape = np.ascontiguousarray(array).reshape(-1).view(np.uint8).copy(), array.shape
+    if str(dtype).endswith("_x2"):
+        raw, shape = raw[0::2] | raw[1::2] << 4, (*shape[:-1], shape[-1] // 2)
+    return torch.from_numpy(raw).view(dtype).reshape(shape)

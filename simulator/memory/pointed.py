@@ -41,8 +41,9 @@ def _bytes_at(address: int) -> np.ndarray | None:
     """Return the memory from an address to the end of a live CPU tensor of torch."""
     import torch
 
-    for tensor in gc.get_objects():
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu":
+    types = torch.Tensor, torch.nn.Parameter
+    for tensor in (o for o in gc.get_objects() if type(o) in types):
+        if tensor.device.type == "cpu" and tensor.layout == torch.strided:
             storage = tensor.untyped_storage()
             begin = address - storage.data_ptr()
             if 0 <= begin < storage.nbytes():
