@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from tvm import tirx
 
+from ...builtins.errors import TileWeaveError
 from ..machine.block import Block, Frame, Tile
 from ..machine.steps import Step, sequence
 from ..memory.values import equal_bits
@@ -37,6 +38,9 @@ class Debugger:
         breakpoint: ``LINE`` or ``FILE:LINE``, maybe with ``, CONDITION``. Before the statements of
             the line, ``pdb`` opens. In it, ``next`` runs one statement of the block, ``continue``
             runs up to the line, and ``quit`` raises ``bdb.BdbQuit``.
+
+    Raises:
+        TileWeaveError: a condition is no Python expression.
     """
 
     def __init__(self, watch: Sequence[str] = (), breakpoint: str | None = None) -> None:
@@ -54,7 +58,7 @@ class Debugger:
         points = [("watch", p) for p in self._watched]
         points += [("break", self._stop)] if self._stop is not None else []
         texts = [
-            f"{kind} {p.text}: no statement where it holds" for kind, p in points if not p.hits
+            f"{kind} {point.text}: nothing to show" for kind, point in points if not point.hits
         ]
         lines = [f" --> {line}" for line, is_reached in self._lines.items() if not is_reached]
         return texts + (["\n".join(["no block reached", *lines])] if lines else [])
@@ -105,7 +109,13 @@ class _Point:
         self.text, self.hits = text, 0
         what, _, condition = text.partition(",")
         self.what = what.strip()
-        self._condition = condition.strip() or "rank == 0 and block == 0"
+        condition = condition.strip() or "rank == 0 and block == 0"
+        try:
+            self._condition = compile(condition, text, "eval")
+        except SyntaxError:
+            raise TileWeaveError(
+                f"debugger: {text!r}; expected a name or a line, and a Python expression"
+            ) from None
 
     def applies(self, values: dict[str, Any]) -> bool:
         """Return whether the condition is true. It is not before all of its names have values."""
@@ -160,6 +170,8 @@ def _array(tile: Tile, frame: Frame) -> np.ndarray:
         equal_bits(row, rows[0]) for rows in (data, poison) if rows is not None for row in rows
     ):
         data, poison = data[0], None if poison is None else poison[0]
+    if tile.scope == "local.var":
+        data, poison = data[..., 0], None if poison is None else poison[..., 0]
     return data if poison is None else np.ma.masked_array(data, poison)
 
 

@@ -102,7 +102,7 @@ def test_the_debugger_shows_tiles(script, capsys, monkeypatch):
     out, err = capsys.readouterr()
     assert "bx = 1: rank 0, block 1 (1) in launch 0 --> " in out
     assert not RECORDS_LINES or f"{script()}(13)<module>()" in out
-    assert "tileweave: watch none: no statement where it holds\n" in err
+    assert "tileweave: watch none: nothing to show\n" in err
 
 
 def test_other_errors_of_the_script_are_raised(script):
