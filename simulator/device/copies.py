@@ -238,10 +238,9 @@ def _load(
             if bad is not None:
                 poison = np.zeros(len(in_bounds), np.bool_)
                 poison[in_bounds] = np.asarray(bad).reshape(-1)
-            chunks = region.chunks(start, len(in_bounds))
-            block.shared[memory].write_async(
-                chunks, rows, poison, g, agent - block.order.base, time, source
-            )
+            chunks = region.chunks(start, len(in_bounds)).rows(None)
+            writers = {g: (agent - block.order.base, time)}
+            block.shared[memory].write_async(chunks, rows, poison, np.array([g]), writers, source)
             full.issued = time
             full.bytes -= 0 if expects else rows.nbytes
             full.settle()
@@ -362,27 +361,24 @@ def cp_async(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
             active = np.asarray(of_threads(predicate(frame), frame), np.bool_)
         targets = of_threads(address(frame), frame)
         groups = frame.mask.group_of[threads]
-        for g in np.unique(groups):
-            in_group = groups == g
-            number = block.loads_of(COPIES, int(g))
-            agent, time, view = block.order.load_actor((int(g),), number)
-            block.copies[int(g)].open = time
-            rows = np.zeros((int(in_group.sum()), count), dtype)
-            poison = np.zeros(rows.shape, np.bool_)
-            read = active[in_group]
+        rows = np.zeros((len(threads), count), dtype)
+        poison = np.zeros(rows.shape, np.bool_)
+        key = [np.repeat(i[:, None], count, axis=1) for i in starts]
+        key[-1] = key[-1] + np.arange(count)
+        writers = {}
+        for g in frame.mask.overlapping:
+            agent, time, view = block.order.load_actor((g,), block.loads_of(COPIES, g))
+            block.copies[g].open = time
+            writers[g] = agent - block.order.base, time
+            read = active & (groups == g)
             if read.any():
-                key = [np.repeat(i[in_group][read][:, None], count, axis=1) for i in starts]
-                key[-1] = key[-1] + np.arange(count)
                 access = Access(agent, time, view, 0, op, loc, block.epoch)
-                values, bad = tensor.read(tuple(key), access)
-                rows[read] = values
+                rows[read], bad = tensor.read(tuple(k[read] for k in key), access)
                 if bad is not None:
                     poison[read] = bad
-            width = count * dtype.itemsize
-            block.shared[memory].write_async(
-                Chunks.at(targets[in_group], width), rows, poison, int(g),
-                agent - block.order.base, time, source, generic=True,
-            )  # fmt: skip
+        chunks = Chunks.at(targets, count * dtype.itemsize)
+        shared = block.shared[memory]
+        shared.write_async(chunks, rows, poison, groups, writers, source, generic=True)
 
     return _preempted(run)
 

@@ -9,7 +9,7 @@ assumed to run in lockstep.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -282,24 +282,31 @@ class SharedMemory:
             self._reads.note(agent, chunks.rows(0 if is_shared else row), time, source)
 
     def write_async(
-        self, chunks: Chunks, data: np.ndarray, poison: np.ndarray | None, group: int, agent: int,
-        time: int, source: Source, generic: bool = False,
+        self, chunks: Chunks, data: np.ndarray, poison: np.ndarray | None, groups: np.ndarray,
+        writers: Mapping[int, tuple[int, int]], source: Source, generic: bool = False,
     ) -> None:  # fmt: skip
-        """Write elements by ``agent`` asynchronously, at the request of ``group``.
+        """Write elements asynchronously at the request of thread groups.
 
         Args:
+            groups: thread group that requests each row of ``chunks``.
+            writers: agent and time of the write of each group.
             generic: whether it writes by the generic proxy, as ``cp.async`` does.
         """
         shape = (*chunks.numbers.shape, chunks.width)
-        one_row = chunks.rows(None)
-        groups = np.array([group])
-        self._require_ordered(one_row, groups, source, self._reads, self._atomics)
+        self._require_ordered(chunks, groups, source, self._reads, self._atomics)
         chunks.put(self.bytes, data.view(np.uint8).reshape(shape))
         bad: Any = False
         if poison is not None and poison.any():
             bad = np.repeat(poison, data.dtype.itemsize).reshape(shape)
         chunks.put(self.poison, bad)
-        self._end_write(chunks, self._writes.add(agent, time, source, generic))
+        of_groups = np.zeros(max(writers) + 1, np.int32)
+        for g, (agent, time) in writers.items():
+            of_groups[g] = self._writes.add(agent, time, source, generic)
+        numbers = of_groups[groups].reshape(-1, *[1] * chunks.numbers.ndim)
+        self._end_write(chunks, numbers)
+        if len(writers) > 1:
+            others = chunks.of(self._written) != numbers
+            self._refuse(chunks, others, groups, source, "written", self._writes, self._written)
 
     def values(self, chunks: Chunks, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the elements of each chunk and their poison, without an access. If an element is

@@ -405,7 +405,7 @@ def load_tile(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[Any, Any
             None if part is None else _scattered(part, covered) for part in (values, bad)
         )
     require_one_value(frame, tile, bad, loc)
-    return values, bad if np.any(bad) else None
+    return values, bad if bad is not None and bad.any() else None
 
 
 def _scattered(values: np.ndarray, covered: np.ndarray) -> np.ndarray:
@@ -446,7 +446,7 @@ def _load_by_thread(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[An
     bad = None if tile.poison is None else tile.poison[key]
     if bad is not None:  # inactive threads may not have written theirs
         bad = bad & (frame.mask.on[:, None] if bad.ndim > 1 else frame.mask.on)
-    return tile.data[key], bad if np.any(bad) else None
+    return tile.data[key], bad if bad is not None and bad.any() else None
 
 
 def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, loc: str) -> None:

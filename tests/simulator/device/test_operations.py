@@ -628,6 +628,20 @@ def test_cp_async(run):
     assert (run(copies_of_threads, A=A)["B"] == A).all()
 
 
+@T.prim_func
+def copies_of_warps_to_one_row(A: T.Tensor((N, 8), "float16")):
+    with T.Kernel(1, threads=N):
+        t, tile = T.get_thread_binding(), T.alloc_shared((N // 2, 8), "float16")
+        T.ptx_cp_async(T.access_ptr(tile[t % 32, 0], "w", 8), T.access_ptr(A[t, 0], "r", 8), 8)
+
+
+def test_copies_of_one_instruction_race():
+    A = np.ones((N, 8), np.float16)
+    with pytest.raises(tw.SimulationError, match=r"is not ordered after cp\.async") as fault:
+        tw.simulate(copies_of_warps_to_one_row, 1, [{"A": A}], level="device")
+    assert fault.value.kind == "race"
+
+
 @factory
 def copies_with_an_mbarrier(
     arrive, A: T.Tensor((2, N, 8), "int32"), B: T.Tensor((2, N, 8), "int32")
