@@ -11,8 +11,8 @@ from ...builtins.memory import fence_proxy_async
 from ...builtins.spec import declaration_of
 from ..ir.memory_order import acquires
 from ..ir.origin import tensor_of
+from ..ir.shared_memory.proxies import unfenced_reads
 from ..ir.walk import (
-    ASYNC_COPY,
     calls_in,
     children_of,
     flatten,
@@ -21,21 +21,14 @@ from ..ir.walk import (
     is_async_store,
     is_leaf,
     nodes_in,
-    op_name,
     rewrite_children,
-    uses_op,
     variables_in,
 )
-from ..ir.warp_roles import roles_of
 
 _ANY = "*"
 """Name of a bulk access that any wait may be for."""
 _DESCRIPTOR = re.compile(r"_desc(_\d+)?$")
 """End of the name of the parameter with the TMA descriptor of a tensor."""
-
-
-_PRODUCT = "tl.warpgroup_arrive"
-"""First operation of each product by wgmma."""
 
 
 def insert_proxy_fences(func: tirx.PrimFunc, symmetric: set[str]) -> tirx.PrimFunc:
@@ -51,12 +44,10 @@ def insert_proxy_fences(func: tirx.PrimFunc, symmetric: set[str]) -> tirx.PrimFu
     to this tensor. It also proves that symmetric memory is free, so it concerns bulk stores to all
     tensors that others may read. The other waits concern all bulk accesses.
 
-    ``cp.async`` and stores write shared memory by the generic proxy, and wgmma reads it by the
-    async proxy. Pipelined loops without warp specialization copy by ``cp.async`` on sm_90, and
-    producer warps store what the TMA cannot load. TileLang fences tiles that threads store, but not
-    all tiles that ``cp.async`` has completed since the last fence. In producer warps its fence
-    follows the arrival at the barrier on which the consumers wait. So each product of a kernel
-    whose threads load tiles has a fence.
+    ``cp.async`` and stores write shared memory by the generic proxy, and bulk stores and wgmma read
+    it by the async proxy. TileLang inserts fences in the order of the text. So they are missing
+    where some threads write and others read, after an mbarrier or a barrier of both, and after
+    ``cp.async``. Such reads have a fence before them.
 
     Args:
         symmetric: names of the symmetric tensors.
@@ -75,7 +66,7 @@ class _Fences:
         self._parameters = {_name(param) for param in func.params}
         self._observed = symmetric | self._read_tensors(func)
         self._accesses: dict[tirx.Stmt, frozenset[str]] = {}
-        self._threads_load = uses_op(func.body, ASYNC_COPY) or _producers_store(func)
+        self._unfenced = unfenced_reads(func)
 
     def insert(self, stmt: tirx.Stmt, follows: frozenset[str]) -> tuple[tirx.Stmt, frozenset[str]]:
         """Insert fences.
@@ -112,7 +103,7 @@ class _Fences:
         return new, before
 
     def _leaf(self, stmt: tirx.Stmt, follows: frozenset[str]) -> tirx.Stmt:
-        if self._threads_load and op_name(getattr(stmt, "value", None)) == _PRODUCT:
+        if stmt in self._unfenced:
             fence = tirx.call_intrin("handle", tvm.ir.Op.get("tl.fence_proxy_async"))
             return flatten([tirx.Evaluate(fence), stmt])
         return flatten([stmt, _fence()]) if _needs_fence(stmt, follows) else stmt
@@ -148,16 +139,6 @@ class _Fences:
             for node in [call] if is_async_load(call) else pointers:
                 names |= self._tensors_of(node)
         return names
-
-
-def _producers_store(func: tirx.PrimFunc) -> bool:
-    """Return whether producer warps store to shared memory."""
-    roles = roles_of(func)
-    if roles is None:
-        return False
-    producers = [split.then_case for split in roles.splits_in(func.body)]
-    stores = [store for part in producers for store in nodes_in(part, tirx.BufferStore)]
-    return any(store.buffer.scope().startswith("shared") for store in stores)
 
 
 def _needs_fence(node: tirx.Stmt | tirx.PrimExpr, follows: frozenset[str]) -> bool:

@@ -197,6 +197,8 @@ class Statements(Expressions):
         steps: list[Step] = []
         cases: list[tuple[Any, Step]] = []
         for stmt in stmts:
+            if isinstance(stmt, tirx.Evaluate) and not isinstance(stmt.value, tirx.Call):
+                continue  # left where a barrier was removed
             one_case = isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None
             condition = stmt.condition if one_case and self._is_of_threads(stmt.condition) else None
             if condition is None:

@@ -40,7 +40,6 @@ def show(name, arch):
 # CHECK-LABEL: TEST: wgmma
 # CHECK: tl::cp_async_wait<1>();
 # CHECK: tl::fence_proxy_async();
-# CHECK-NEXT: tl::warpgroup_arrive();
 # CHECK: tl::wgmma_ss<
 # CHECK: tl::cp_async_wait<0>();
 # CHECK: tl::fence_proxy_async();

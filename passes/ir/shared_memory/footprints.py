@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tvm import DataType, IRModule, tirx
@@ -19,6 +19,18 @@ MANY = -2
 """Owner of bytes that several threads access, or any thread."""
 _NO_THREAD = -1
 _UNITS = (16, 8, 4, 2, 1)
+
+
+class Tile(NamedTuple):
+    """Bytes ``first`` to ``end`` of the allocation ``root``."""
+
+    root: tirx.Var
+    first: int
+    end: int
+
+    def overlaps(self, other: Tile) -> bool:
+        is_same = self.root.same_as(other.root)
+        return is_same and self.first < other.end and other.first < self.end
 
 
 @dataclass(frozen=True)
@@ -182,17 +194,17 @@ class Footprints:
             size = -(-elements * _bits(buffer.dtype) // 8)
             self._tiles[buffer.data] = max(size, self._tiles.get(buffer.data, 0))
 
-    def _tile(self, access: Access) -> tuple[int, int]:
-        """Return the first byte of the tile that is accessed, or of its row if this is known, and
-        the first one after it."""
+    def tile(self, access: Access) -> Tile:
+        """Return the tile that is accessed, or its row if this is known."""
         pointer = access.pointer
         if access.product is not None:
             pointer = self._descriptors[pointer].pointer
         data = data_of(pointer)
         root, first = self._places[data]
         if row := self._row(pointer, data):
-            return first + row.start, first + row.stop
-        return first, min(first + self._tiles.get(data, self.sizes[root]), self.sizes[root])
+            return Tile(root, first + row.start, first + row.stop)
+        end = min(first + self._tiles.get(data, self.sizes[root]), self.sizes[root])
+        return Tile(root, first, end)
 
     def _row(self, pointer: Any, data: tirx.Var) -> range | None:
         """Return the bytes, in its tile, of the row of an element; None if it is not known."""
@@ -236,7 +248,7 @@ class Footprints:
             return None
         arrays = [(a.shape, a.tobytes()) for a in (mask, start) if a is not None]
         samples, loops = tuple(self._sampled.items()), tuple(self.values.loops)
-        key = (access, root, length, self._tile(access), samples, loops, *arrays)
+        key = (access, length, self.tile(access), samples, loops, *arrays)
         if key not in self._evaluated:
             self._evaluated[key] = self._footprint(root, start, length, mask, access)
         return self._evaluated[key]
@@ -247,7 +259,7 @@ class Footprints:
         spans = None if start is None else self._spans(root, start, length, mask, access)
         if spans is None:
             threads = np.flatnonzero(threads_of(mask))
-            first, end = self._tile(access)
+            _, first, end = self.tile(access)
             begins = np.full(len(threads), first, np.int64)
             by_warp = access.by_warp or len(threads) > 1
             footprint = Footprint(root, begins, threads, end - first, by_warp)
@@ -273,7 +285,7 @@ class Footprints:
         if access.lanes < WARP:
             runs = runs & (threads % WARP < access.lanes)
         if self._sampled:
-            first, end = self._tile(access)
+            _, first, end = self.tile(access)
             inside = runs & (begins >= first) & (begins + length <= end)
             key = tuple(slice(self._sampled.get(axis)) for axis in range(len(shape)))
             every, chosen = (

@@ -1,0 +1,89 @@
+"""Proxy fences between stores of some threads, and asynchronous reads that other ones issue."""
+
+import numpy as np
+import pytest
+import tilelang.language as T
+
+import tileweave as tw
+from tests.factory import factory
+
+STEPS = 3
+A, C = T.Tensor((STEPS, 64, 64), "float16"), T.Tensor((STEPS, 64, 64), "float16")
+
+
+@factory
+def stored_after_a_barrier(A: A, C: C):
+    with T.Kernel(1, threads=256):
+        tile = T.alloc_shared((64, 64), "float16")
+        if T.get_thread_binding() < 128:
+            for k in T.serial(STEPS):
+                for i, j in T.Parallel(64, 64):
+                    tile[i, j] = A[k, i, j] + 1
+                T.sync_threads(3, 256)
+                T.sync_threads(4, 256)
+        else:
+            for k in T.serial(STEPS):
+                T.sync_threads(3, 256)
+                T.copy(tile, C[k, :, :])
+                T.sync_threads(4, 256)
+
+
+@factory
+def stored_after_a_wait(fence, A: A, C: C):
+    with T.Kernel(1, threads=256):
+        tile, tx = T.alloc_shared((64, 64), "float16"), T.get_thread_binding()
+        ready, free = T.alloc_barrier(arrive_count=128), T.alloc_barrier(arrive_count=128)
+        if tx < 128:
+            for k in T.serial(STEPS):
+                T.barrier_wait(free, k % 2 ^ 1)
+                for i, j in T.Parallel(64, 64):
+                    tile[i, j] = A[k, i, j] + 1
+                if fence:
+                    T.fence_proxy_async()
+                T.barrier_arrive(ready)
+        if tx >= 128:
+            for k in T.serial(STEPS):
+                T.barrier_wait(ready, k % 2)
+                T.copy(tile, C[k, :, :])
+                T.barrier_arrive(free)
+
+
+@factory
+def multiplied(loads, A: A, C: C):
+    """Add 1 to tiles, and multiply them by the identity."""
+    with T.Kernel(1, threads=256):
+        tile, unit = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+        ready, free = T.alloc_barrier(arrive_count=128), T.alloc_barrier(arrive_count=128)
+        for i, j in T.Parallel(64, 64):
+            unit[i, j] = T.if_then_else(i == j, 1, 0)
+        if T.get_thread_binding() >= 128:
+            for k in T.serial(STEPS):
+                T.barrier_wait(free, k % 2 ^ 1)
+                if loads:
+                    T.tma_copy(A[k, :, :], tile, barrier=ready)
+                else:
+                    for i, j in T.Parallel(64, 64):
+                        tile[i, j] = A[k, i, j] + 1
+                T.barrier_arrive(ready)
+        else:
+            product = T.alloc_fragment((64, 64), "float32")
+            for k in T.serial(STEPS):
+                T.barrier_wait(ready, k % 2)
+                T.gemm(tile, unit, product, clear_accum=True)
+                T.barrier_arrive(free)
+                T.copy(product, C[k, :, :])
+
+
+@pytest.mark.parametrize(
+    "program", [stored_after_a_barrier(), stored_after_a_wait(False), multiplied(False)]
+)
+def test_reads_of_what_other_threads_store(program):
+    a = np.random.default_rng(0).integers(0, 9, (STEPS, 64, 64)).astype(np.float16)
+    (out,) = tw.validate(program, 1, [{"A": a}], "sm_90a")
+    np.testing.assert_array_equal(out["C"], a + 1)
+
+
+@pytest.mark.parametrize("program", [stored_after_a_wait(True), multiplied(True)])
+def test_reads_that_need_no_fence(program):
+    loop = tw.emit(program, arch="sm_90a", world_size=1).rpartition("ready[0].wait(")[2]
+    assert "fence_proxy_async" not in loop
