@@ -109,9 +109,12 @@ def _without(func: tirx.PrimFunc, finding: MisplacedBarrier) -> tirx.PrimFunc:
     if finding.op:
         lines = arrows((label, _line(path)) for label, path in finding.places)
         raise LanguageError(f"{finding.op}: {finding.what}; expected {finding.legal}{lines}")
-    return _replace_at(
-        func, finding.path, len(finding.path) - 1, lambda _: tirx.Evaluate(tirx.IntImm("int32", 0))
-    )
+    path, (*_, barrier) = finding.path, finding.path
+    if not isinstance(barrier.parent, tirx.SeqStmt):
+        empty = tirx.Evaluate(tirx.IntImm("int32", 0))
+        return _replace_at(func, path, len(path) - 1, lambda _: empty)
+    rest = [stmt for at, stmt in enumerate(barrier.parent.seq) if at != barrier.index]
+    return _replace_at(func, path, len(path) - 2, lambda _: flatten(rest))
 
 
 def _with_barrier(func: tirx.PrimFunc, finding: Missing, walk: Walk) -> tirx.PrimFunc | None:

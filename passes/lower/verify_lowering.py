@@ -13,7 +13,7 @@ from ..lowering.operations import CALLS
 from ..lowering.places import FRAGMENT, Places, Unknown
 from ..lowering.points import Points
 from ..lowering.samples import MARK, Samples, Statement, marked_statements
-from ..lowering.transfers import LoweredTransfers, TileTransfers
+from ..lowering.transfers import ELEMENT_VALUES, LoweredTransfers, TileTransfers
 from ..sync.regions.space import NotEvaluable
 
 _COPIES = ("tl.tileop.copy", TMA_COPY, "tl.tileop.async_copy")
@@ -66,8 +66,9 @@ def _is_equal(samples: Samples, places: Places, statement: Statement, lowered: t
     for number in samples.choose(statement, regions):
         values = samples.values(number)
         try:
-            expected = _writes_of_tile(places, stmt, values)
-            actual = _writes_of_threads(places, statement, lowered, values)
+            most = _bound_of_elements(places, regions, values)
+            expected = _writes_of_tile(places, stmt, values, most)
+            actual = _writes_of_threads(places, statement, lowered, values, most)
         except (Unknown, NotEvaluable):
             return True
         if actual is not None and not np.array_equal(expected, actual):
@@ -89,8 +90,20 @@ def _updates_reducer(stmt: tirx.Stmt) -> bool:
     )
 
 
-def _writes_of_tile(places: Places, stmt: tirx.Stmt, values: dict) -> np.ndarray:
-    transfers = TileTransfers(places)
+def _bound_of_elements(places: Places, regions: list[tirx.Call], values: dict) -> int:
+    """Return an upper bound of the values of elements, with which regions that begin at an index
+    from memory, such as that of a stage, are inside of their tensors."""
+    loading = [r for r in regions if any(nodes_in(i, tirx.BufferLoad) for i in r.args[0].indices)]
+    for most in ELEMENT_VALUES:
+        transfers = TileTransfers(places, most)
+        points = Points(values, 1, transfers.load)
+        if all(transfers.contains(region, points) for region in loading):
+            return most
+    return ELEMENT_VALUES[0]
+
+
+def _writes_of_tile(places: Places, stmt: tirx.Stmt, values: dict, most: int) -> np.ndarray:
+    transfers = TileTransfers(places, most)
     points = Points(values, 1, transfers.load)
     if not isinstance(stmt, tirx.Evaluate):
         transfers.run(stmt, points)
@@ -102,10 +115,10 @@ def _writes_of_tile(places: Places, stmt: tirx.Stmt, values: dict) -> np.ndarray
 
 
 def _writes_of_threads(
-    places: Places, statement: Statement, lowered: tirx.Stmt, values: dict
+    places: Places, statement: Statement, lowered: tirx.Stmt, values: dict, most: int
 ) -> np.ndarray | None:
     """Return the writes of the threads that execute ``lowered``; None if there are none."""
-    transfers = LoweredTransfers(places, CALLS)
+    transfers = LoweredTransfers(places, CALLS, most)
     thread = statement.thread
     if thread is None:
         return None

@@ -13,8 +13,8 @@ from ..sync.regions.space import NotEvaluable
 from .places import NOWHERE, Places, Unknown, flat_index
 from .points import Points
 
-_ELEMENT_VALUES = 1 << 16
-"""Upper bound of the values of elements that decide about indices and conditions."""
+ELEMENT_VALUES = (1 << 16, 256, 16, 4, 2, 1)
+"""Upper bounds of the values of elements that decide about indices and conditions."""
 _FIELDS = ("a", "b", "value")
 """Operands of expressions other than calls."""
 _MIX = (0xFF51_AFD7_ED55_8CCD, 0xC4CE_B9FE_1A85_EC53)
@@ -26,10 +26,11 @@ class Transfers:
 
     Args:
         places: places of the elements of both forms.
+        most: upper bound of the values of elements.
     """
 
-    def __init__(self, places: Places) -> None:
-        self.places = places
+    def __init__(self, places: Places, most: int = ELEMENT_VALUES[0]) -> None:
+        self.places, self._most = places, most
         self._writes: list[tuple[np.ndarray, np.ndarray]] = []
 
     def source(
@@ -95,7 +96,7 @@ class Transfers:
 
     def load(self, load: tirx.BufferLoad, points: Points) -> np.ndarray:
         """Return a value of an element that depends only on its place."""
-        return (self._load_fingerprint(load, points) % np.uint64(_ELEMENT_VALUES)).astype(np.int64)
+        return (self._load_fingerprint(load, points) % np.uint64(self._most)).astype(np.int64)
 
     def fingerprint(self, expr: tirx.PrimExpr, points: Points) -> np.ndarray:
         """Return numbers that are equal if ``expr`` reads equal elements, and 0 for zeros."""
@@ -174,6 +175,10 @@ class TileTransfers(Transfers):
         for places in self.targets(target.args[0].buffer, indices, points):
             self.write(np.where(inside, places, NOWHERE), fingerprint)
 
+    def contains(self, region: tirx.Call, points: Points) -> bool:
+        """Return whether all elements of a region are inside of its buffer."""
+        return bool(self._region(region, points)[1].all())
+
     def _region(
         self, region: tirx.Call, points: Points
     ) -> tuple[list[np.ndarray], np.ndarray, list[int]]:
@@ -201,8 +206,9 @@ class LoweredTransfers(Transfers):
         self,
         places: Places,
         calls: dict[str, Callable[[LoweredTransfers, tirx.Call, Points], None]],
+        most: int,
     ) -> None:
-        super().__init__(places)
+        super().__init__(places, most)
         self._calls = calls
 
     def source(self, buffer, indices, points):

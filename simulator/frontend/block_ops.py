@@ -3,16 +3,21 @@ of loops."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import numpy as np
 from tvm import tirx
 
 from ...passes.ir.operators import COMPLETE, HOLD
 from ...passes.ir.walk import base_of
-from ..machine.block import Frame
+from ..machine.block import Block, Frame
 from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.order import CTA
 from ..memory.threads import WARP
 from ..report.errors import SimulationError, unsupported
+from .accesses import uniform
 from .expressions import Expr
 from .statements import Statements, nothing
 
@@ -117,12 +122,32 @@ def arrive(c: Statements, call: tirx.Call, loc: str) -> Step:
     return Step(run)
 
 
+def arrive_after_copies(c: Statements, call: tirx.Call, loc: str) -> Step:
+    """T.cp_async_barrier_noinc: an arrival after all T.async_copy before it."""
+    arrival, barrier = arrive(c, call, loc), c.mbarrier(call.args[0], loc)
+
+    def run(frame: Frame):
+        block, mbarrier = frame.block, barrier(frame)
+        mbarrier.deliveries += [partial(_land, block, load) for load in block.loads]
+        mbarrier.copies = block.order.last_load(0)
+        arrival.run(frame)
+
+    return Step(run)
+
+
+def _land(block: Block, load: tuple[int, Callable[[], Any]]) -> None:
+    """Store the data of a T.async_copy, unless T.ptx_wait_group has done so."""
+    if load in block.loads:
+        block.loads.remove(load)
+        load[1]()
+
+
 def wait_parity(c: Statements, call: tirx.Call, loc: str) -> Step:
     barrier, parity = c.mbarrier(call.args[0], loc), c.indices([call.args[1]], "mbarrier", loc)
 
     def run(frame: Frame):
         mbarrier = barrier(frame)
-        expected = int(np.asarray(parity(frame)[0]).flat[0])
+        expected = uniform(parity(frame)[0], frame, loc)
 
         def ready() -> bool:
             return mbarrier.phase % 2 != expected
@@ -145,9 +170,11 @@ def wait_parity(c: Statements, call: tirx.Call, loc: str) -> Step:
             yield waiting
         machine.note_sync(frame.block.name_of(mbarrier), False, mbarrier.phase)
         mbarrier.land()
-        frame.block.order.complete_loads(frame.mask.thread_groups, mbarrier.number, mbarrier.loaded)
+        order, groups = frame.block.order, frame.mask.thread_groups
+        order.complete_loads(groups, mbarrier.number, mbarrier.loaded)
+        order.complete_loads(groups, 0, mbarrier.copied)
         if mbarrier.clock is not None:
-            frame.block.order.join(frame.mask.thread_groups, mbarrier.clock)
+            order.join(groups, mbarrier.clock)
 
     return Step(run, True)
 
@@ -233,7 +260,7 @@ def register(c: Statements) -> None:
         "tl.tma_store_wait": wait_stores,
         "tl.tma_store_arrive": commit_stores,
         "tl.ptx_cp_async": copy_async,
-        "tl.ptx_cp_async_barrier_noinc": arrive,
+        "tl.ptx_cp_async_barrier_noinc": arrive_after_copies,
         "tirx.ptx_arrive_barrier": arrive,
         "tl.ptx_arrive_barrier": arrive,
         "tl.mbarrier_wait_parity": wait_parity,

@@ -12,7 +12,7 @@ from tvm import DataType, tirx
 from ...passes.ir.accesses import READS, touches_in
 from ...passes.ir.pipelined_loops import is_pipelined
 from ...passes.ir.walk import is_parallel, line_of, nodes_in, op_name, variables_in
-from ..machine.block import Frame, MBarrier, Tile
+from ..machine.block import Frame, Mask, MBarrier, Tile
 from ..machine.steps import (
     SPIN,
     Step,
@@ -197,8 +197,6 @@ class Statements(Expressions):
         steps: list[Step] = []
         cases: list[tuple[Any, Step]] = []
         for stmt in stmts:
-            if isinstance(stmt, tirx.Evaluate) and not isinstance(stmt.value, tirx.Call):
-                continue  # left where a barrier was removed
             one_case = isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None
             condition = stmt.condition if one_case and self._is_of_threads(stmt.condition) else None
             if condition is None:
@@ -619,17 +617,20 @@ def _points(first: int, count: int, axis: int, axes: int) -> np.ndarray:
 
 
 def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:
-    """Return steps under conditions on the thread, interleaved if no thread is in two of them."""
+    """Return steps under conditions on the thread. Those of different threads are interleaved."""
     if len(cases) < 2 or not any(step.waits for _, step in cases):
         return [step for _, step in cases]
 
     def wait(frame: Frame):
-        masks = [frame.mask.where(np.broadcast_to(c(frame), frame.mask.on.shape)) for c, _ in cases]
-        if frame.space is not None or (sum(m.on.astype(int) for m in masks) > 1).any():
+        parts: dict[bytes, tuple[Mask, list[Step]]] = {}
+        for condition, step in cases:
+            mask = frame.mask.where(np.broadcast_to(condition(frame), frame.mask.on.shape))
+            parts.setdefault(mask.on.tobytes(), (mask, []))[1].append(step)
+        if frame.space is not None or (sum(m.on.astype(int) for m, _ in parts.values()) > 1).any():
             yield from go(sequence([step for _, step in cases]), frame)
             return
-        parts = zip(cases, masks, strict=True)
-        yield from together([(s, frame.fork(m)) for (_, s), m in parts if m.count], frame)
+        running = [(sequence(s), frame.fork(m)) for m, s in parts.values() if m.count]
+        yield from together(running, frame)
 
     return [Step(wait, True)]
 

@@ -213,6 +213,10 @@ class MBarrier:
     """Time of the last load."""
     loaded: int = 0
     """Time of the last load of completed phases."""
+    copies: int = 0
+    """Time of the last T.async_copy before an arrival."""
+    copied: int = 0
+    """Time of the last T.async_copy before the arrivals of completed phases."""
 
     def issue(self, time: int, deliver: Callable[[], Any]) -> None:
         """Note a load in flight that completes in the current phase."""
@@ -236,7 +240,7 @@ class MBarrier:
             return
         self.landed += self.deliveries
         self.deliveries.clear()
-        self.loaded = self.issued
+        self.loaded, self.copied = self.issued, self.copies
         self.phase, self.arrived = self.phase + 1, 0
 
     def land(self) -> None:

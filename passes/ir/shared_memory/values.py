@@ -10,13 +10,15 @@ from tvm import ir, tirx
 from tvm.arith import Analyzer
 
 from ..integer_ops import ARITHMETIC, BITWISE, COMPARISONS, DIVISIONS
-from ..walk import nodes_in, op_name
+from ..walk import nodes_in, op_name, variables_in
 
 WARP = 32
 _AXES = 12
 """Axes of a value: the threads, the loops and unknown values, and the lanes of a vector."""
 _MAX_SIZE = 1 << 21
 """Most elements of a value; larger ones count as unknown."""
+_REGISTERS = 16
+"""Most elements of registers that are followed."""
 _SAMPLES = 64
 """Number of values that stand for an unknown one, from 0 on, in the place of an access."""
 _PROBES = (-1, 0, 513, 1 << 20)
@@ -62,7 +64,15 @@ class ThreadValues:
         x, y, _ = extents
         self._linear = self._along(linear, 0)
         self._index = [self._along(i, 0) for i in (linear % x, linear // x % y, linear // (x * y))]
-        self._fixed: dict[tirx.Var, np.ndarray] = {}
+        self._fixed: dict[tirx.Var | tuple[tirx.Var, int], np.ndarray] = {}
+        """Values of variables, and of elements of registers."""
+        self._body = tirx.Evaluate(0)
+        self._addressed: set[tirx.Var] | None = None
+        """Variables of pointers that operations may store to."""
+        self._registers: dict[tirx.Var, bool] = {}
+        """Registers that are followed, and whether an element was unknown."""
+        self.threads: np.ndarray | slice = slice(None)
+        """Threads whose values are needed; those of registers in other ones may be wrong."""
         self._bound: dict[tirx.Var, tirx.PrimExpr] = {}
         self._free = list(range(_AXES - 2, 0, -1))
         self._samples: dict[object, np.ndarray] | None = None
@@ -84,6 +94,7 @@ class ThreadValues:
             if attr.attr_key == "thread_extent" and attr.node.thread_tag.startswith("threadIdx."):
                 extents[attr.node.thread_tag[-1]] = int(attr.value)
         values = cls(tuple(extents.values()))
+        values._body = func.body
         for variable, value in launch.items():
             values.fix(variable, value)
         return values
@@ -103,24 +114,98 @@ class ThreadValues:
 
     def bind(self, variable: tirx.Var, value: tirx.PrimExpr) -> None:
         """Define a variable by an expression."""
-        self._bound[variable] = value
+        loads = nodes_in(value, tirx.BufferLoad) if self._registers else ()
+        if any(load.buffer.data in self._registers for load in loads):
+            self.forget(variable)
+            self.assign(variable, self.value(value), np.ones(self.count, bool))
+        else:
+            self._bound[variable] = value
+
+    def store(self, stmt: tirx.BufferStore, threads: np.ndarray, is_known: bool = True) -> None:
+        """Follow a store to integer registers.
+
+        Args:
+            threads: those that may store.
+            is_known: whether all of them do, and once.
+        """
+        data = stmt.buffer.data
+        if not self._is_followed(stmt.buffer):
+            return
+        numbers = self._numbers(stmt.indices, threads)
+        value = self.value(stmt.value) if is_known and len(numbers) == 1 else None
+        if value is None or max(value.shape[1:]) > 1:
+            self.lose(data)
+            return
+        key = (data, numbers[0])
+        is_lost = self._registers.setdefault(data, False)
+        if key in self._fixed or not is_lost or threads.all():
+            self.assign(key, value, threads)
+
+    def _is_followed(self, buffer: tirx.Buffer) -> bool:
+        """Return whether a buffer is a few integer registers, which only stores change."""
+        if not str(buffer.dtype).startswith(("int", "uint", "bool")):
+            return False
+        if not buffer.scope().startswith("local"):
+            return False
+        if math.prod(map(int, buffer.shape)) > _REGISTERS:
+            return False
+        if self._addressed is None:
+            calls = nodes_in(self._body, tirx.Call)
+            pointers = {"tirx.address_of": 0, "tirx.tvm_access_ptr": 1}
+            operands = [c.args[pointers[op_name(c)]] for c in calls if op_name(c) in pointers]
+            self._addressed = {v for operand in operands for v in variables_in(operand)}
+        return buffer.data not in self._addressed
+
+    def lose(self, data: tirx.Var) -> None:
+        """Make the values of registers unknown."""
+        self._registers[data] = True
+        for number in range(_REGISTERS):
+            self.forget((data, number))
+
+    def lose_stored(self, stmt: tirx.Stmt) -> None:
+        """Make the values of the registers unknown that a statement stores."""
+        for store in nodes_in(stmt, tirx.BufferStore) if self._registers else ():
+            if store.buffer.data in self._registers:
+                self.lose(store.buffer.data)
+
+    def _numbers(
+        self, indices: Iterable[tirx.PrimExpr], threads: np.ndarray | slice
+    ) -> list[int]:  # fmt: skip
+        """Return the different values of an index in ``threads``; none if they are unknown."""
+        index, *others = map(self.value, indices)
+        if others or index is None or max(index.shape[1:]) > 1:
+            return []
+        return np.unique(np.broadcast_to(index.ravel(), self.count)[threads]).tolist()
+
+    def _register(self, load: tirx.BufferLoad) -> Known:
+        """Return the values of an element of registers, or None if they are unknown."""
+        numbers = self._numbers(load.indices, self.threads)
+        values = [self._fixed.get((load.buffer.data, n)) for n in numbers]
+        if not values or any(value is None for value in values):
+            return None
+        index, result = self.value(load.indices[0]), values[0]
+        for number, value in zip(numbers[1:], values[1:], strict=True):
+            result = np.where(index == number, value, result)
+        return result
 
     def fix(self, variable: tirx.Var, value: int) -> None:
         """Give a loop variable one value."""
         self._fixed[variable] = self._along(np.array([value], np.int64), 0)
 
-    def assign(self, key: tirx.Var, value: Known | int, threads: np.ndarray) -> None:
-        """Give a variable, or the element of a local buffer, a value in some threads; None if the
-        value is unknown."""
+    def assign(
+        self, key: tirx.Var | tuple[tirx.Var, int], value: Known | int, threads: np.ndarray
+    ) -> None:
+        """Give a variable, or an element of registers, a value in some threads; None if the value
+        is unknown."""
         if value is None or key not in self._fixed:
             self.forget(key)
         if value is not None:
             old = self._fixed.get(key, value)
             self._fixed[key] = np.where(self._along(threads, 0), value, old)
 
-    def forget(self, variable: tirx.Var) -> None:
-        """Make the value of a loop variable unknown."""
-        self._fixed.pop(variable, None)
+    def forget(self, key: tirx.Var | tuple[tirx.Var, int]) -> None:
+        """Make the value of a variable, or of an element of registers, unknown."""
+        self._fixed.pop(key, None)
 
     def spread(self, variable: tirx.Var, values: Iterable[int]) -> bool:
         """Give a loop variable all its values at once; return False if no axis is left."""
@@ -172,9 +257,9 @@ class ThreadValues:
             is_integer = str(expr.value.dtype).startswith(("int", "uint", "bool"))
             return self.value(expr.value) if is_integer else None
         if isinstance(expr, tirx.BufferLoad):
-            if expr.buffer.data in self._fixed:
-                return self._fixed[expr.buffer.data]
-            return self._samples_of(str(expr), None)
+            is_followed = expr.buffer.data in self._registers
+            value = self._register(expr) if is_followed else None
+            return self._samples_of(str(expr), None) if value is None else value
         if type(expr) in COMPARISONS or isinstance(expr, tirx.And | tirx.Or | tirx.Not):
             may, must = self.truth(expr)
             return must.astype(np.int64) if np.array_equal(may, must) else None

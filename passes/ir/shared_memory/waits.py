@@ -265,9 +265,12 @@ class _Block:
             pass
         elif is_leaf(stmt):
             group.effects, group.line = [*self._effects_of(stmt)], line
-            target = _target(stmt)
-            if target in self._deciding:
-                self._values.assign(target, self._values.value(stmt.value), group.threads)
+            if _target(stmt) in self._deciding:
+                self._values.threads = group.threads
+                if isinstance(stmt, tirx.BufferStore):
+                    self._values.store(stmt, group.threads)
+                else:
+                    self._values.assign(stmt.var, self._values.value(stmt.value), group.threads)
         elif isinstance(stmt, tirx.IfThenElse):
             self._branch(group, stmt, line)
         elif isinstance(stmt, tirx.For):
@@ -345,6 +348,7 @@ class _Block:
 
     def _of_threads(self, expr: tirx.PrimExpr, group: _Group) -> np.ndarray:
         """Return the value of ``expr`` in each thread of the block; it is known in the group."""
+        self._values.threads = group.threads
         value = self._values.value(expr)
         if value is None or value.size not in (1, len(value)):
             raise _UnknownValueError

@@ -203,6 +203,8 @@ class Walk:
             if isinstance(stmt, tirx.Bind):
                 self._control.bind(stmt)
                 self._values.bind(stmt.var, stmt.value)
+            elif isinstance(stmt, tirx.BufferStore):
+                self._values.store(stmt, threads_of(self._mask), self._is_path_known)
         elif isinstance(stmt, tirx.IfThenElse):
             yield from self._branch([stmt], lambda: self._inside(stmt, 0, stmt.then_case))
         elif isinstance(stmt, tirx.SeqStmt):
@@ -230,25 +232,66 @@ class Walk:
         return self._has_order[stmt]
 
     def _sequence(self, stmt: tirx.SeqStmt) -> Steps:
-        """Follow the statements of a sequence. Branches in a row with one condition are one branch:
-        TileLang gives each statement of a pipelined loop the conditions around it."""
+        """Follow the statements of a sequence; branches of different threads in a row are followed
+        together, like the cases of one branch."""
         at = 0
         skipped: list[tirx.Stmt] = []
         while at < len(stmt.seq):
-            end = at + 1
-            while end < len(stmt.seq) and _is_same_branch(stmt.seq[at], stmt.seq[end]):
-                end += 1
-            if end == at + 1:
-                yield from self._inside(stmt, at, stmt.seq[at])
+            parts = self._parts_from(stmt, at)
+            mask, exact, end = self._mask, self._exact, parts[-1][1]
+            if len(parts) == 1:
+                yield from self._part(stmt, at, end)
             else:
-                branches = list(stmt.seq[at:end])
-                cases = partial(self._cases, stmt, at, end)
-                yield from self._branch(branches, cases)
+                conditions = [stmt.seq[first].condition for first, _ in parts]
+                masks = [mask & self._values.truth(condition)[0] for condition in conditions]
+                steps = [self._part(stmt, first, last) for first, last in parts]
+                yield from self._interleave([*zip(masks, steps, strict=True)])
+                self._remain(mask, exact)
             if not skipped and any(map(self._control.after, stmt.seq[at:end])):
                 skipped = [*stmt.seq[end:]]
             at = end
         for inner in skipped:
             self._control.leave(inner)
+
+    def _parts_from(self, stmt: tirx.SeqStmt, at: int) -> list[tuple[int, int]]:
+        """Return the first statement of a sequence from ``at`` on, with the branches after it if
+        all of them are of different threads; each as its first place and the one after it.
+
+        Branches in a row with one condition are one branch: TileLang gives each statement of a
+        pipelined loop the conditions around it.
+        """
+        parts: list[tuple[int, int]] = []
+        threads: np.ndarray | np.bool_ = np.False_
+        while at < len(stmt.seq):
+            end = at + 1
+            while end < len(stmt.seq) and _is_same_branch(stmt.seq[at], stmt.seq[end]):
+                end += 1
+            own = self._threads_of_branch(stmt.seq[at])
+            if parts and (own is None or (own & threads).any()):
+                break
+            parts.append((at, end))
+            if own is None:
+                break
+            threads, at = threads | own, end
+        return parts if any(self._orders(stmt.seq[n]) for n, _ in parts) else parts[:1]
+
+    def _threads_of_branch(self, stmt: tirx.Stmt) -> np.ndarray | None:
+        """Return the threads that execute a branch with one case, if they are some threads that its
+        condition alone decides about; else None."""
+        if not isinstance(stmt, tirx.IfThenElse) or stmt.else_case is not None:
+            return None
+        if nodes_in(stmt.condition, tirx.BufferLoad, tirx.Call):
+            return None
+        may, must = self._values.truth(stmt.condition)
+        own = self._mask & may
+        return own if np.array_equal(may, must) and own.any() else None
+
+    def _part(self, stmt: tirx.SeqStmt, at: int, end: int) -> Steps:
+        """Follow one statement of a sequence, or the statements of one branch."""
+        if end == at + 1:
+            yield from self._inside(stmt, at, stmt.seq[at])
+        else:
+            yield from self._branch([*stmt.seq[at:end]], partial(self._cases, stmt, at, end))
 
     def _cases(self, stmt: tirx.SeqStmt, at: int, end: int) -> Steps:
         for index in range(at, end):
@@ -423,6 +466,7 @@ class Walk:
         for number in followed_iterations(stmt, first, extent, len(self._exits) - 2, self._values):
             if number > next_number:
                 self._phases.join(phases)
+                self._values.lose_stored(stmt)
             next_number = number + 1
             if begin is not None:
                 self._values.fix(stmt.loop_var, number)
@@ -477,14 +521,14 @@ class Walk:
 
     def _together(self, stmt: tirx.For, first: int, extent: int | None) -> Steps:
         """Follow all iterations of a loop without a barrier at once."""
-        if extent == 0:
-            return
         mask, number = self._mask, extent
         value = self._values.value(stmt.extent)
         if extent is None:
             number = _INNER if value is None else max(0, int(value.max()))
-            if number == 0:
-                return
+        if number == 0:
+            return
+        self._values.lose_stored(stmt)
+        certain, self._is_certain = self._is_certain, False  # the iterations have no order
         spread = self._values.spread(stmt.loop_var, range(first, first + number))
         if spread and extent is None and value is not None:
             index = self._values.value(stmt.loop_var)
@@ -495,7 +539,7 @@ class Walk:
             self._mask = mask
             if value is None or self._values.constant(stmt.min) is None:
                 yield from self._inside(stmt, 0, stmt.body)
-        self._mask = mask
+        self._mask, self._is_certain = mask, certain
 
     def _while(self, stmt: tirx.While) -> Steps:
         mask = self._mask
@@ -691,11 +735,14 @@ class Walk:
 
     def _await(self, slots: Slots, threads: np.ndarray, expr: tirx.PrimExpr) -> Steps:
         parity = self._values.value(expr)
-        yield from self._until(lambda: self._phases.may_end(slots, parity))
-        if parity is not None and not parity.any() and not _meet(self._arrived, slots):
+        if parity is not None and parity.size == len(parity):
+            parity = np.broadcast_to(parity.ravel(), len(threads))
+        own = parity if parity is None or parity.ndim > 1 else parity[threads]
+        yield from self._until(lambda: self._phases.may_end(slots, own))
+        if own is not None and not own.any() and not _meet(self._arrived, slots):
             self._blocked.append(_Blocked(slots, threads, tuple(self._path)))
-        is_known = self._exact and parity is not None and parity.size == len(parity)
-        returned = self._phases.wait(slots, threads, parity.ravel() if is_known else None)
+        is_known = self._exact and parity is not None and parity.ndim == 1
+        returned = self._phases.wait(slots, threads, parity if is_known else None)
         if self._has_loaded:
             self._guards, self._has_loaded = frozenset(), False
         self._guards |= slots
