@@ -194,6 +194,78 @@ def phase_in_a_variable(
                 phase = phase ^ 1
 
 
+@factory
+def counted_stages(
+    A: T.Tensor((STEPS, 64, 64), "float16"), C: T.Tensor((STEPS, 64, 64), "float16")
+):
+    """Stages and phases are counted in registers."""
+    with T.Kernel(1, threads=256):
+        tile = T.alloc_shared((2, 64, 64), "float16")
+        ready, free = T.alloc_barrier([128, 128]), T.alloc_barrier([128, 128])
+        stage, phases = T.alloc_var("int32", init=0), T.alloc_local((2,), "int32")
+        if T.get_thread_binding() < 128:
+            phases[0] = 0
+            phases[1] = 0
+            for k in T.serial(STEPS):
+                T.barrier_wait(ready[stage], phases[stage])
+                T.copy(tile[stage, :, :], C[k, :, :])
+                T.barrier_arrive(free[stage])
+                phases[stage] = phases[stage] ^ 1
+                stage = stage ^ 1
+        else:
+            phases[0] = 1
+            phases[1] = 1
+            for k in T.serial(STEPS):
+                T.barrier_wait(free[stage], phases[stage])
+                T.tma_copy(A[k, :, :], tile[stage, :, :], barrier=ready[stage])
+                T.barrier_arrive(ready[stage])
+                phases[stage] = phases[stage] ^ 1
+                stage = stage ^ 1
+
+
+@factory
+def branches_in_a_row(
+    load, A: T.Tensor((STEPS, 64, 64), "float16"), C: T.Tensor((STEPS, 64, 64), "float16")
+):
+    """Consumers precede producers, which are a warp group or one thread; phases are counted."""
+    with T.Kernel(1, threads=256):
+        tile, tx = T.alloc_shared((64, 64), "float16"), T.get_thread_binding()
+        ready, free = T.alloc_barrier(1 if load == "by one" else 128), T.alloc_barrier(128)
+        if tx < 128:
+            phase = T.alloc_var("int32", init=0)
+            for k in T.serial(STEPS):
+                T.barrier_wait(ready, phase)
+                for i in T.serial(32):
+                    C[k, i * 2 + tx // 64, tx % 64] = tile[i * 2 + tx // 64, tx % 64]
+                T.barrier_arrive(free)
+                phase = phase ^ 1
+        if load == "by one":
+            if tx == 128:
+                for k in T.serial(STEPS):
+                    T.barrier_wait(free, k % 2 ^ 1)
+                    T.tma_copy(A[k, :, :], tile, barrier=ready)
+                    T.barrier_arrive(ready)
+        else:
+            if tx >= 128:
+                free_phase = T.alloc_var("int32", init=1)
+                for k in T.serial(STEPS):
+                    T.barrier_wait(free, free_phase)
+                    T.async_copy(A[k, :, :], tile)
+                    T.cp_async_barrier_noinc(ready)
+                    free_phase = free_phase ^ 1
+
+
+@factory
+def load_by_lanes(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float16")):
+    with T.Kernel(1, threads=128):
+        tile, ready = T.alloc_shared((64, 64), "float16"), T.alloc_barrier(8)
+        if T.get_thread_binding() < 8:
+            T.tma_copy(A, tile, barrier=ready)
+            T.barrier_arrive(ready)
+        T.barrier_wait(ready, 0)
+        T.copy(tile, C)
+
+
 def phase(stages, first=0):
     return lambda k: ((k + first) // stages) % 2
 
@@ -234,6 +306,19 @@ def test_phases_of_blocks(branch):
 
 def test_barriers_of_two_branches():
     np.testing.assert_array_equal(*validate(two_barriers(), (64, 64)))
+
+
+@pytest.mark.parametrize(
+    "program", [counted_stages(), branches_in_a_row("by one"), branches_in_a_row("cp.async")]
+)
+def test_phases_and_roles_that_programs_choose(program):
+    np.testing.assert_array_equal(*validate(program, (STEPS, 64, 64)))
+
+
+def test_load_by_a_part_of_a_warp():
+    with pytest.raises(tw.TileWeaveError, match="8 threads, a part of a warp, reach it") as error:
+        tw.emit(load_by_lanes(), arch="sm_90a", world_size=1)
+    assert "test_barrier_phases.py:" in str(error.value)
 
 
 def test_phases_in_a_variable():

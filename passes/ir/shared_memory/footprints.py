@@ -79,6 +79,11 @@ class Footprint:
         return sum(1 << int(w) for w in np.unique(self.threads // WARP))
 
     @cached_property
+    def makers(self) -> frozenset[int]:
+        """The threads."""
+        return frozenset(self.threads.tolist())
+
+    @cached_property
     def key(self) -> bytes:
         spans = np.stack([self.begins, self.threads])
         return repr((self.root.name, self.length, self.by_warp)).encode() + spans.tobytes()

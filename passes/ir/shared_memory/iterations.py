@@ -16,6 +16,8 @@ UNKNOWN = 4
 """Iterations of a loop whose number is unknown."""
 _FIRST, _LAST = 8, 4
 """Iterations at the begin and at the end of a loop; half as many for each loop around it."""
+_COUNTED = 24
+"""Iterations after which a few stages, and their phases, repeat that registers count."""
 _CANDIDATES = 4096
 """Iterations that are searched for conditions that did not hold before."""
 _CHUNK = 512
@@ -25,7 +27,12 @@ _CASES, _PERIOD = 32, 512
 
 
 def followed_iterations(
-    stmt: tirx.For, first: int, extent: int | None, depth: int, values: ThreadValues
+    stmt: tirx.For,
+    first: int,
+    extent: int | None,
+    depth: int,
+    values: ThreadValues,
+    counts: bool,
 ) -> Iterator[int]:
     """Yield the iterations of a loop that are followed: the first and the last ones, and those in
     which conditions hold that did not hold before.
@@ -35,13 +42,16 @@ def followed_iterations(
 
     Args:
         depth: number of loops around it.
+        counts: whether registers count phases of mbarriers.
     """
     begin, end = max(2, _FIRST >> depth), max(1, _LAST >> depth)
+    period = _period(stmt)
+    if counts:
+        begin, period = max(begin, _COUNTED >> depth), math.lcm(period, _COUNTED)
     most = _CANDIDATES if extent is None else extent
     if extent is None:
         most = min(most, values.most(stmt.extent))
         begin, end = min(UNKNOWN, most), 0
-    period = _period(stmt)
     if extent is not None and extent <= begin + end + min(period, 16):
         yield from range(first, first + extent)
         return

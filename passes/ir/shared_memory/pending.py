@@ -12,6 +12,7 @@ from tvm import arith, tirx
 from .effects import LOAD, Access, Barrier, Use, commute
 from .footprints import Footprint
 from .phases import Slots
+from .values import WARP, warps_of, whole_warps_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +32,7 @@ class Pending:
         statement: number of the executed statement.
         guards: mbarriers that threads wait for before they issue a bulk load.
         released: bits of the warps that know of the load, and have arrived at one of these since.
+        alone: threads that know of it, in warps of which others may not.
     """
 
     access: Access | Use | Barrier
@@ -46,6 +48,7 @@ class Pending:
     statement: int = 0
     guards: Slots = frozenset()
     released: int = 0
+    alone: frozenset[int] = frozenset()
 
 
 def new(
@@ -58,9 +61,11 @@ def new(
     ended = not access.end
     if ended:
         some[:] = np.uint32(1) << np.arange(count, dtype=np.uint32)
+    makers = frozenset() if footprint is None or not ended else footprint.makers
     return Pending(
-        access, footprint, place, warps, some, known, ended, barrier, statement=statement
-    )
+        access, footprint, place, warps, some, known, ended, barrier, statement=statement,
+        alone=makers if len(makers) == 1 else frozenset(),
+    )  # fmt: skip
 
 
 def after_barrier(pending: Pending, warps: int) -> Pending:
@@ -79,22 +84,26 @@ def after_sync_warp(pending: Pending, warps: int) -> Pending:
     return replace(pending, all=pending.all | more)
 
 
-def after_end(pending: Pending, warps: int, whole: int) -> Pending:
-    """Return an asynchronous access after threads have waited for it.
-
-    Args:
-        warps: bits of the warps with a thread that waited.
-        whole: bits of the warps whose threads all waited.
-    """
+def after_end(pending: Pending, threads: np.ndarray) -> Pending:
+    """Return an asynchronous access after threads have waited for it."""
+    warps, whole = warps_of(threads), whole_warps_of(threads)
     some, more = pending.some | np.uint32(warps), pending.all | np.uint32(whole)
-    return replace(pending, some=some, all=more, ended=True, released=pending.released & ~warps)
+    alone = pending.alone
+    if warps != whole:
+        alone |= {n for n in np.flatnonzero(threads).tolist() if not whole >> n // WARP & 1}
+    return replace(
+        pending, some=some, all=more, ended=True, released=pending.released & ~warps, alone=alone
+    )
 
 
 def repeated(pending: Pending, warps: int) -> Pending:
     """Return a load whose next execution may be in flight, as these warps have not waited for it
     since they released its memory."""
     unaware = np.uint32(~warps & 0xFFFFFFFF)
-    return replace(pending, some=pending.some & unaware, all=pending.all & unaware, ended=False)
+    return replace(
+        pending, some=pending.some & unaware, all=pending.all & unaware, ended=False,
+        alone=frozenset(),
+    )  # fmt: skip
 
 
 def join(a: Pending, b: Pending) -> Pending:
@@ -102,7 +111,7 @@ def join(a: Pending, b: Pending) -> Pending:
     return replace(
         a, some=a.some & b.some, all=a.all & b.all, ended=a.ended and b.ended,
         groups=min(a.groups, b.groups), published=a.published & b.published,
-        released=a.released | b.released,
+        released=a.released | b.released, alone=a.alone & b.alone,
     )  # fmt: skip
 
 
@@ -139,7 +148,8 @@ def conflicts(
         if pending.barrier & barrier or _exclude(before.condition, access.condition):
             return False
     pairs = pending.footprint.overlap(footprint, not pending.ended)
-    return any(_unaware_warps(pending, makers) & warps for makers, warps in pairs)
+    unaware = [_unaware_warps(pending, makers) & warps for makers, warps in pairs]
+    return any(unaware) and not footprint.makers <= pending.alone
 
 
 def _exclude(a: tirx.PrimExpr | None, b: tirx.PrimExpr | None) -> bool:

@@ -162,11 +162,20 @@ class ThreadValues:
         for number in range(_REGISTERS):
             self.forget((data, number))
 
+    def stored_in(self, stmt: tirx.Stmt) -> set[tirx.Var]:
+        """Return the registers that are followed and that a statement stores."""
+        stores = nodes_in(stmt, tirx.BufferStore) if self._registers else ()
+        return {s.buffer.data for s in stores if s.buffer.data in self._registers}
+
     def lose_stored(self, stmt: tirx.Stmt) -> None:
         """Make the values of the registers unknown that a statement stores."""
-        for store in nodes_in(stmt, tirx.BufferStore) if self._registers else ():
-            if store.buffer.data in self._registers:
-                self.lose(store.buffer.data)
+        for data in self.stored_in(stmt):
+            self.lose(data)
+
+    @property
+    def registers(self) -> dict[tuple[tirx.Var, int], bytes]:
+        """Values of the elements of registers that are known."""
+        return {key: v.tobytes() for key, v in self._fixed.items() if isinstance(key, tuple)}
 
     def _numbers(
         self, indices: Iterable[tirx.PrimExpr], threads: np.ndarray | slice

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
 from tilelang import tvm
 from tvm import tirx
 
+from ..accesses import is_private
 from ..uniformity import BREAKS, RETURN, Divergence, RegisterFlow
 from ..walk import (
+    MBARRIER_WAIT,
+    calls_in,
     children_of,
     headers_of,
     is_leaf,
@@ -160,6 +163,12 @@ class Walk:
         """Mbarriers at which threads have arrived."""
         self._blocked: list[_Blocked] = []
         self._follows_text = follows_text
+
+    @cached_property
+    def _counts_phases(self) -> bool:
+        """True if registers count the phases or the stages for which threads wait."""
+        waits = calls_in(self._func.body, lambda call: op_name(call) == MBARRIER_WAIT)
+        return any(map(is_private, (n.buffer for w in waits for n in nodes_in(w, tirx.BufferLoad))))
 
     def finding(self) -> Missing | MisplacedBarrier | None:
         """Return the first fault of the function, or None."""
@@ -463,10 +472,17 @@ class Walk:
         exact = self._exact and not (extent is None and self._may_differ(stmt.extent))
         self._exits.append([])
         phases, next_number = self._phases.counts, first
-        for number in followed_iterations(stmt, first, extent, len(self._exits) - 2, self._values):
+        registers: list[dict[Any, bytes]] = []
+        """Those at the begin of each iteration."""
+        numbers = followed_iterations(
+            stmt, first, extent, len(self._exits) - 2, self._values, self._counts_phases
+        )
+        for number in numbers:
             if number > next_number:
                 self._phases.join(phases)
-                self._values.lose_stored(stmt)
+                if not _repeat([*registers, self._values.registers], number - next_number):
+                    self._values.lose_stored(stmt)
+            registers.append(self._values.registers)
             next_number = number + 1
             if begin is not None:
                 self._values.fix(stmt.loop_var, number)
@@ -509,9 +525,8 @@ class Walk:
         if not self._awaits(stmt):
             return state
         threads = threads_of(self._mask)
-        warps, whole = warps_of(threads), whole_warps_of(threads)
         return {
-            key: order.after_end(p, warps, whole) if p.access.end == LOAD else p
+            key: order.after_end(p, threads) if p.access.end == LOAD else p
             for key, p in state.items()
         }
 
@@ -714,6 +729,7 @@ class Walk:
         def publish(p: Pending) -> Pending:
             makers = order.rows_of(p, p.warps)
             known = (p.some[makers] & np.uint32(whole)) | (p.all[makers] & np.uint32(warps))
+            known |= threads[list(p.alone)].any()
             if _meet(p.guards, slots):
                 p = replace(p, released=p.released | warps)
             return replace(p, published=p.published | slots) if known.all() else p
@@ -751,14 +767,14 @@ class Walk:
             if returned.any():
                 self._returned[slot] = tuple(self._path)
         early = warps_of(returned)
-        warps, whole = warps_of(threads & ~returned), whole_warps_of(threads & ~returned)
+        proves = threads & ~returned
 
         def join(p: Pending) -> Pending:
             loaded = p.access.end == LOAD and _meet(p.barrier, slots)
             if loaded and p.released & early:
                 p = order.repeated(p, p.released & early)
-            is_ended = warps and (loaded or _meet(p.published, slots))
-            return order.after_end(p, warps, whole) if is_ended else p
+            is_ended = proves.any() and (loaded or _meet(p.published, slots))
+            return order.after_end(p, proves) if is_ended else p
 
         self._change(join)
         self._drop_known()
@@ -880,6 +896,14 @@ class Walk:
         self._state = {
             key: p for key, p in self._state.items() if not order.is_known(p, self._all_warps)
         }
+
+
+def _repeat(states: list[Any], count: int) -> bool:
+    """Return whether states repeat, and the last one is that after ``count`` further ones, too."""
+    return any(
+        count % period == 0 and states[period:] == states[:-period]
+        for period in range(1, len(states) // 2 + 1)
+    )
 
 
 def _has_effect(stmt: tirx.Stmt, kind: type[Effect]) -> bool:
