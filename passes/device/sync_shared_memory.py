@@ -11,7 +11,7 @@ from ...builtins.errors import LanguageError
 from ..ir.block_barrier import sync_threads
 from ..ir.shared_memory.barriers import NUMBERS
 from ..ir.shared_memory.findings import Frame, MisplacedBarrier, Missing, Path
-from ..ir.shared_memory.launches import Launch, launches_of
+from ..ir.shared_memory.launches import Launch, launches_of, scalars_of
 from ..ir.shared_memory.values import WARP
 from ..ir.shared_memory.walk import Walk
 from ..ir.uniformity import jumps_in
@@ -30,6 +30,8 @@ from ..ir.warp_roles import roles_of
 _ATTEMPTS = 3
 """Number of barriers after which two accesses that are still unordered are refused."""
 
+_ITERATIONS = 4
+"""Most iterations, if they depend on a scalar, where stages of mbarriers depend on their number."""
 _INSERTED = "shared.dyn"
 """Scope of barriers that the program does not contain; also of those that TileLang inserts."""
 
@@ -68,30 +70,38 @@ def sync_shared_memory(
             wait forever, with the lines.
     """
     try:
-        return _synchronized(func, load_lines, row_sizes, [{}])
+        func, is_vague = _synchronized(func, load_lines, row_sizes, [{}])
     except LanguageError as error:
         launches = launches_of(func)
         if len(launches) < 2:
             raise
         with suppress(LanguageError):
-            return _synchronized(func, load_lines, row_sizes, launches)
+            return _synchronized(func, load_lines, row_sizes, launches)[0]
         raise error
+    if not is_vague or roles_of(func) is not None:
+        return func
+    scalars = scalars_of(func)
+    few = [e for e in launches_of(func) if all(e.get(n, 0) <= _ITERATIONS for n in scalars)]
+    return _synchronized(func, load_lines, row_sizes, few)[0]
 
 
 def _synchronized(
     func: tirx.PrimFunc, load_lines: Callable[[], Mapping[str, str]],
     row_sizes: Mapping[str, int], launches: list[Launch],
-) -> tirx.PrimFunc:  # fmt: skip
-    """Insert the barriers that these launches need."""
+) -> tuple[tirx.PrimFunc, bool]:  # fmt: skip
+    """Insert the barriers that these launches need. Return also whether it is unknown for which
+    phases of mbarriers some threads wait."""
     attempts: dict[tuple[int, int], int] = {}
     while True:
+        is_vague = False
         for launch in launches:
             walk = Walk(func, row_sizes, launch)
             finding = walk.finding()
             if finding is not None:
                 break
+            is_vague |= walk.is_vague
         else:
-            return func
+            return func, is_vague
         if isinstance(finding, MisplacedBarrier):
             func = _without(func, finding)
             continue

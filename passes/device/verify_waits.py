@@ -7,14 +7,11 @@ from tvm import tirx
 from ...builtins.errors import LanguageError
 from ..ir.shared_memory.waits import wait_fault
 from ..ir.walk import arrows
-from ..ir.warp_roles import roles_of
 
 
 def verify_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Refuse a wait for a phase of an mbarrier that may never be complete, or that may be over
     before the threads look at the mbarrier, and a load that may end after the block.
-
-    The waits of a kernel that TileLang divides into producers and consumers follow its protocol.
 
     Before: ``mbarrier_wait_parity(new[0], 0)`` before the first arrival at ``new[0]``, which
     follows it
@@ -23,7 +20,7 @@ def verify_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
     Raises:
         LanguageError: names the mbarrier, the parity, and the lines of all waits that block.
     """
-    fault = None if roles_of(func) is not None else wait_fault(func)
+    fault = wait_fault(func)
     if fault is None:
         return func
     lines = arrows(("wait", line) for line in fault.lines)

@@ -2,61 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
 from tvm import tirx
 
 from ...builtins.spec import BUILTINS
 from ...passes.ir.operators import HOLD
 from ..frontend.accesses import uniform
-from ..frontend.block_ops import EXITS, elect, sync_warp
+from ..frontend.block_ops import EXITS, elect, meet_at_barrier, sync_warp
 from ..frontend.statements import nothing
-from ..machine.block import Frame, Mask
+from ..machine.block import Frame
 from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.order import CTA
-from ..memory.threads import WARP
 from ..report.errors import SimulationError
-from .block import COPIES, NamedBarrier, TransactionBarrier
+from .block import COPIES, TransactionBarrier
 from .statements import DeviceStatements
-
-
-def sync_threads(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    """``bar.sync``: of all threads, or of a number of threads on a named barrier."""
-    if call.args[0].value not in ("shared", "shared.dyn", "global"):
-        return sync_warp(c, call, loc)
-    number = int(call.args[1]) if len(call.args) > 1 else 0
-    count = int(call.args[2]) if len(call.args) > 2 else None
-
-    def run(frame: Frame):
-        yield None
-        expected = len(frame.mask.on) if count is None else count
-        barrier = frame.block.named.setdefault(number, NamedBarrier())
-        for warp in frame.mask.warps:
-            barrier.arrived.append(warp)
-            barrier.count += WARP if count is not None else warp.count
-            if barrier.count >= expected:
-                _complete(frame, barrier)
-        if not barrier.arrived:
-            return
-        completed = barrier.completed
-
-        def text() -> str:
-            return (
-                f"{frame.block.place} waits at barrier {number}: "
-                f"{barrier.count} of {expected} threads have arrived --> {loc}"
-            )
-
-        target = WaitTarget(f"barrier {number}", loc, wanted=f"{expected} threads")
-        yield Waiting(lambda: barrier.completed > completed, text, targets=lambda: [target])
-
-    return Step(run, True)
-
-
-def _complete(frame: Frame, barrier: NamedBarrier) -> None:
-    """Order all that the arrived threads did before what they do next."""
-    active = np.logical_or.reduce([mask.on for mask in barrier.arrived])
-    frame.block.barrier(Mask(active, frame.mask.group_of).thread_groups)
-    barrier.arrived, barrier.count = [], 0
-    barrier.completed += 1
 
 
 def meet(frame: Frame, count: int | None, loc: str) -> None:
@@ -217,7 +175,7 @@ def register(c: DeviceStatements) -> None:
             c.steps[spec.op_name] = fence_proxy
     c.calls["tl.tl_shuffle_elect"] = elect
     c.steps |= {
-        "tirx.tvm_storage_sync": sync_threads,
+        "tirx.tvm_storage_sync": meet_at_barrier,
         "tl.sync_warp": sync_warp,
         "tl.fence_proxy_async": fence_proxy,
         "tl.ptx_fence_barrier_init": fence_initialization,

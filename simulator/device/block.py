@@ -35,19 +35,6 @@ class TransactionBarrier(MBarrier):
 
 
 @dataclass
-class NamedBarrier:
-    """Block barrier of one number: the threads that have arrived since its last completion.
-
-    Attributes:
-        completed: number of completions.
-    """
-
-    arrived: list[Mask] = field(default_factory=list)
-    count: int = 0
-    completed: int = 0
-
-
-@dataclass
 class Group:
     """Asynchronous copies that a thread group issues, in groups that it commits.
 
@@ -82,7 +69,6 @@ class DeviceBlock(Block):
         super().__init__(*args)
         self.agents = Agents(self.order, self.name_of_agent)
         self.shared: dict[int, SharedMemory] = {}
-        self.named: dict[int, NamedBarrier] = {}
         self.bulk: dict[int, Group] = defaultdict(Group)
         """Bulk and TMA stores of each thread group."""
         self.sources: dict[int, Group] = defaultdict(Group)

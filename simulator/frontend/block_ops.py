@@ -12,7 +12,7 @@ from tvm import tirx
 
 from ...passes.ir.operators import COMPLETE, HOLD
 from ...passes.ir.walk import base_of
-from ..machine.block import Block, Frame
+from ..machine.block import Block, Frame, Mask, NamedBarrier
 from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.order import CTA
 from ..memory.threads import WARP
@@ -21,14 +21,17 @@ from .accesses import uniform
 from .expressions import Expr
 from .statements import Statements, nothing
 
+_OF_BLOCK = ("shared", "shared.dyn", "global")
+"""Scopes of barriers of the block."""
+
 
 def sync_threads(c: Statements, call: tirx.Call, loc: str) -> Step:
-    if call.args[0].value not in ("shared", "shared.dyn", "global"):
-        return sync_warp(c, call, loc)
+    if len(call.args) > 1 or call.args[0].value not in _OF_BLOCK:
+        return meet_at_barrier(c, call, loc)
 
     def run(frame: Frame):
         mask = frame.mask
-        if not mask.full and mask.count % 32 and len(call.args) == 1:
+        if not mask.full and mask.count % 32:
             raise SimulationError(
                 "deadlock",
                 f"T.sync_threads is reached by {mask.count} of {len(mask.on)} threads of "
@@ -37,6 +40,46 @@ def sync_threads(c: Statements, call: tirx.Call, loc: str) -> Step:
         frame.block.barrier(mask.thread_groups)
 
     return Step(run)
+
+
+def meet_at_barrier(c: Statements, call: tirx.Call, loc: str) -> Step:
+    """``bar.sync``: of all threads, or of a number of threads on a named barrier."""
+    if call.args[0].value not in _OF_BLOCK:
+        return sync_warp(c, call, loc)
+    number = int(call.args[1]) if len(call.args) > 1 else 0
+    count = int(call.args[2]) if len(call.args) > 2 else None
+
+    def run(frame: Frame):
+        yield None
+        expected = len(frame.mask.on) if count is None else count
+        barrier = frame.block.named[number]
+        for warp in frame.mask.warps:
+            barrier.arrived.append(warp)
+            barrier.count += WARP if count is not None else warp.count
+            if barrier.count >= expected:
+                _complete(frame, barrier)
+        if not barrier.arrived:
+            return
+        completed = barrier.completed
+
+        def text() -> str:
+            return (
+                f"{frame.block.place} waits at barrier {number}: "
+                f"{barrier.count} of {expected} threads have arrived --> {loc}"
+            )
+
+        target = WaitTarget(f"barrier {number}", loc, wanted=f"{expected} threads")
+        yield Waiting(lambda: barrier.completed > completed, text, targets=lambda: [target])
+
+    return Step(run, True)
+
+
+def _complete(frame: Frame, barrier: NamedBarrier) -> None:
+    """Order all that the arrived threads did before what they do next."""
+    active = np.logical_or.reduce([mask.on for mask in barrier.arrived])
+    frame.block.barrier(Mask(active, frame.mask.group_of).thread_groups)
+    barrier.arrived, barrier.count = [], 0
+    barrier.completed += 1
 
 
 def sync_warp(c: Statements, call: tirx.Call, loc: str) -> Step:

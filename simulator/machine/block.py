@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -251,6 +252,19 @@ class MBarrier:
 
 
 @dataclass
+class NamedBarrier:
+    """Block barrier of one number: the threads that have arrived since its last completion.
+
+    Attributes:
+        completed: number of completions.
+    """
+
+    arrived: list[Mask] = field(default_factory=list)
+    count: int = 0
+    completed: int = 0
+
+
+@dataclass
 class BulkStore:
     """A bulk store in flight, with the number of its group, or None before the commit."""
 
@@ -276,6 +290,7 @@ class Block:
         self.barriers: dict[int, list[Any]] = {}
         """Mbarriers by the slot of their buffer."""
         self.stores: list[BulkStore] = []
+        self.named: dict[int, NamedBarrier] = defaultdict(NamedBarrier)
         self.loads: list[tuple[int, Callable[[], Any]]] = []
         """T.async_copy in flight: time, and a callable that stores the data."""
         self.loaded = 0

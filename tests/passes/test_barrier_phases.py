@@ -256,6 +256,55 @@ def branches_in_a_row(
 
 
 @factory
+def beside_a_pipeline(
+    parity,
+    A: T.Tensor((STEPS, 64, 64), "float16"),
+    B: T.Tensor((64, 64), "float16"),
+    C: T.Tensor((64, 64), "float32"),
+):  # fmt: skip
+    """TileLang divides the pipelined loop into producers and consumers."""
+    with T.Kernel(1, threads=128):
+        a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+        total, ready = T.alloc_fragment((64, 64), "float32"), T.alloc_barrier(128)
+        T.clear(total)
+        T.tma_copy(B, b, barrier=ready)
+        T.barrier_arrive(ready)
+        T.barrier_wait(ready, parity)
+        for k in T.Pipelined(STEPS, num_stages=2):
+            T.copy(A[k, :, :], a)
+            T.gemm(a, b, total)
+        T.copy(total, C)
+
+
+@factory
+def nested(
+    case, A: T.Tensor((STEPS, 64, 64), "float16"), n: T.int32,
+    C: T.Tensor((STEPS, 64, 64), "float16"),
+):  # fmt: skip
+    """The stages depend on a number of iterations that is not known."""
+    with T.Kernel(1, threads=256):
+        tile, tx = T.alloc_shared((2, 64, 64), "float16"), T.get_thread_binding()
+        ready, free = T.alloc_barrier([128, 128]), T.alloc_barrier([128, 128])
+        if tx < 128:
+            for o, k in T.grid(2, n):
+                i = o * n + k
+                if case != "late wait":
+                    T.barrier_wait(ready[i % 2], i // 2 % 2)
+                for row, column in T.Parallel(64, 64):
+                    C[i, row, column] = tile[i % 2, 63 - row, column]
+                if case == "late wait":
+                    T.barrier_wait(ready[i % 2], i // 2 % 2)
+                T.barrier_arrive(free[i % 2])
+        if tx >= 128:
+            for o, k in T.grid(2, n):
+                i = o * n + k
+                if case != "no wait":
+                    T.barrier_wait(free[i % 2], i // 2 % 2 ^ 1)
+                T.tma_copy(A[i, :, :], tile[i % 2, :, :], barrier=ready[i % 2])
+                T.barrier_arrive(ready[i % 2])
+
+
+@factory
 def load_by_lanes(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float16")):
     with T.Kernel(1, threads=128):
         tile, ready = T.alloc_shared((64, 64), "float16"), T.alloc_barrier(8)
@@ -315,6 +364,17 @@ def test_phases_and_roles_that_programs_choose(program):
     np.testing.assert_array_equal(*validate(program, (STEPS, 64, 64)))
 
 
+def test_phases_of_an_unknown_number_of_iterations():
+    a, c = validate(nested("right"), (STEPS, 64, 64), n=3)
+    np.testing.assert_array_equal(c[:6], a[:6, ::-1])
+
+
+@pytest.mark.parametrize("case", ["late wait", "no wait"])
+def test_wrong_waits_in_an_unknown_number_of_iterations(case):
+    with pytest.raises(tw.TileWeaveError, match=r"shared memory: a (read|write) of tile"):
+        tw.emit(nested(case), arch="sm_90a", world_size=1)
+
+
 def test_load_by_a_part_of_a_warp():
     with pytest.raises(tw.TileWeaveError, match="8 threads, a part of a warp, reach it") as error:
         tw.emit(load_by_lanes(), arch="sm_90a", world_size=1)
@@ -333,6 +393,7 @@ ENDLESS = [
     phase_in_a_variable(0, STEPS, STEPS),
     phase_in_a_variable(1, STEPS - 1, STEPS),
     one_load_of_blocks("wrong"),
+    beside_a_pipeline(1),
 ]
 
 

@@ -90,6 +90,12 @@ def test_threads_that_may_wait_forever(case, arch):
         tw.emit(met_by_branches(case), arch=arch, world_size=1)
 
 
+@pytest.mark.parametrize("case", ["barrier between", "other order"])
+def test_threads_that_wait_forever_are_simulated(case):
+    with pytest.raises(tw.SimulationError, match=r"deadlock(.|\n)*barrier 3: 64 of 128 threads"):
+        tw.simulate(met_by_branches(case), 1, [{"x": VALUES}])
+
+
 @factory
 def one_barrier(number, count, threads, x: X, y: Y):
     with T.Kernel(1, threads=128):

@@ -44,6 +44,8 @@ _BLOCKS = (0, 1, 2, 3, 1 << 20)
 """Indices of the blocks that are followed if waits depend on them: the first ones and the last."""
 _SCALAR = 4096
 """Value of the scalars of a launch on which waits depend: a multiple of the usual tiles."""
+_OWN = "mbarrier"
+"""Name of the mbarriers of TileLang's pipelined loops."""
 _NOT_FOLLOWED = ("tl.named_barrier_arrive", "tl.ptx_arrive_cluster_barrier")
 
 Slot = tuple[tirx.Var, int]
@@ -77,9 +79,12 @@ def wait_fault(func: tirx.PrimFunc) -> WaitFault | None:
     threads look at the mbarrier. If no wait is so, each order of events has the same phases, and
     one order stands for all. A load that no thread waits for may write after the block has ended.
     Waits that depend on memory are not followed.
+
+    TileLang's own mbarriers of pipelined loops with producers have its protocol. Their waits may
+    end before those of warps that load nothing, which passes after this one end.
     """
-    leaves = nodes_in(func.body, tirx.Evaluate)
-    if not any(isinstance(e, Await) for leaf in leaves for e in effects_of(leaf, set())):
+    effects = [e for leaf in nodes_in(func.body, tirx.Evaluate) for e in effects_of(leaf, set())]
+    if not any(isinstance(e, Await) and not _is_own(mbarrier_of(e.barrier)[0]) for e in effects):
         return None
     with suppress(_UnknownValueError):
         return _Block(func, {}).fault()
@@ -209,7 +214,11 @@ class _Block:
             if before == self._steps and any([self._release(group) for group in self._groups]):
                 before = -1
         stuck = self._stuck() if self._steps < _STEPS else []
+        if any(_is_own(wait.slot[0]) for wait in stuck):
+            return None
         for wait in (*self._waits, *stuck):
+            if _is_own(wait.slot[0]):
+                continue
             phases = self._mbarriers[wait.slot].phases
             others = sum(clock.get(wait.group, 0) <= wait.number for clock in phases)
             if others % 2 == wait.parity:
@@ -221,6 +230,8 @@ class _Block:
         """Return a load that no thread waits for, or None."""
         for slot, mbarrier in self._mbarriers.items():
             phase, line = mbarrier.loads
+            if _is_own(slot[0]):
+                continue
             if max(group.clock.get(slot, 0) for group in self._groups) < phase:
                 what = f"no thread waits for the last load that completes on {_name(slot)}"
                 legal = "a wait before the end of the block, whose shared memory the load writes"
@@ -503,6 +514,11 @@ def _endless(wait: _Wait, phases: int, lines: tuple[str, ...]) -> WaitFault:
 
 def _name(slot: Slot) -> str:
     return f"{slot[0].name}[{slot[1]}]"
+
+
+def _is_own(data: tirx.Var) -> bool:
+    """Return whether TileLang allocates mbarriers for a pipelined loop."""
+    return data.name == _OWN
 
 
 def _is_followed(effect: Effect) -> bool:

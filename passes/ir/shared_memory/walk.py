@@ -156,6 +156,10 @@ class Walk:
         """Mbarriers that threads have waited for since the last bulk load before the wait."""
         self._has_loaded = False
         """Whether a bulk load followed these waits."""
+        self._awaited = 0
+        """Number of the statement with the last wait for an mbarrier."""
+        self.is_vague = False
+        """True if it is unknown which phases some threads wait for."""
         self._returned: dict[tuple[tirx.Var, int], Path] = {}
         """Newest wait for each mbarrier, if it may return at once."""
         self._written: set[tirx.Var | None] = set()
@@ -176,7 +180,9 @@ class Walk:
             return None
         try:
             for _ in self._statement(self._func.body):
-                return Walk(self._func, self._rows, self._launch, True).finding()
+                walk = Walk(self._func, self._rows, self._launch, True)
+                finding, self.is_vague = walk.finding(), walk.is_vague
+                return finding
             self._barriers.require_none()
         except Found as found:
             return found.finding
@@ -369,7 +375,7 @@ class Walk:
 
     def _context(self) -> dict[str, Any]:
         """Return the attributes that belong to the threads of one case, and their registers."""
-        names = ("_mask", "_exact", "_is_certain", "_guards", "_has_loaded")
+        names = ("_mask", "_exact", "_is_certain", "_guards", "_has_loaded", "_awaited")
         context = {name: getattr(self, name) for name in names}
         lists = {name: tuple(getattr(self, name)) for name in ("_path", "_loops", "_exits")}
         return {**context, **lists, "registers": self._control.state}
@@ -632,7 +638,8 @@ class Walk:
                 continue
             if before.statement == self._number and _is_ordered(before.access, access):
                 continue
-            if order.conflicts(before, access, footprint, frozenset() if is_early else slots):
+            is_unguarded = is_early or (is_load and before.statement > self._awaited)
+            if order.conflicts(before, access, footprint, frozenset() if is_unguarded else slots):
                 warps, pair = before.warps | footprint.warps, _pair(before.access, access)
                 waits = before.barrier | before.published | (self._guards if is_early else slots)
                 returned = next((w for s, w in self._returned.items() if s in waits), None)
@@ -759,6 +766,8 @@ class Walk:
             self._blocked.append(_Blocked(slots, threads, tuple(self._path)))
         is_known = self._exact and parity is not None and parity.ndim == 1
         returned = self._phases.wait(slots, threads, parity if is_known else None)
+        self.is_vague |= own is None or any(number < 0 for _, number in slots)
+        self._awaited = self._number
         if self._has_loaded:
             self._guards, self._has_loaded = frozenset(), False
         self._guards |= slots
