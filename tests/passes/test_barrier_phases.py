@@ -6,6 +6,7 @@ import tilelang.language as T
 
 import tileweave as tw
 from tests.factory import factory
+from tileweave import language as W
 
 STEPS = 20
 
@@ -305,6 +306,38 @@ def nested(
 
 
 @factory
+def chosen_tiles(A: T.Tensor((64, 64, 64), "float16"), C: T.Tensor((64, 64, 64), "float16")):
+    """Consumers copy the tiles of some iterations."""
+    with T.Kernel(1, threads=256):
+        tile, tx = T.alloc_shared((2, 64, 64), "float16"), T.get_thread_binding()
+        ready, free = T.alloc_barrier([128, 128]), T.alloc_barrier([128, 128])
+        if tx < 128:
+            for k in T.serial(64):
+                T.barrier_wait(ready[k % 2], k // 2 % 2)
+                if k == 41 or k % 3 == 1:
+                    T.copy(tile[k % 2, :, :], C[k, :, :])
+                T.barrier_arrive(free[k % 2])
+        else:
+            for k in T.serial(64):
+                T.barrier_wait(free[k % 2], k // 2 % 2 ^ 1)
+                T.tma_copy(A[k, :, :], tile[k % 2, :, :], barrier=ready[k % 2])
+                T.barrier_arrive(ready[k % 2])
+
+
+@factory
+def bulk_loads(threads, A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float16")):
+    with T.Kernel(1, threads=128):
+        tile, tx = T.alloc_shared((64, 64), "float16"), T.get_thread_binding()
+        ready = T.alloc_barrier(threads)
+        if tx < threads:
+            W.bulk_load(tile[0, 0], A[0, 0], 64 * 64, ready[0])
+            T.barrier_arrive(ready)
+        T.barrier_wait(ready, 0)
+        for i, j in T.Parallel(64, 64):
+            C[i, j] = tile[63 - i, j]
+
+
+@factory
 def load_by_lanes(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float16")):
     with T.Kernel(1, threads=128):
         tile, ready = T.alloc_shared((64, 64), "float16"), T.alloc_barrier(8)
@@ -378,6 +411,18 @@ def test_wrong_waits_in_an_unknown_number_of_iterations(case):
 def test_load_by_a_part_of_a_warp():
     with pytest.raises(tw.TileWeaveError, match="8 threads, a part of a warp, reach it") as error:
         tw.emit(load_by_lanes(), arch="sm_90a", world_size=1)
+    assert "test_barrier_phases.py:" in str(error.value)
+
+
+def test_phases_of_roles_with_other_conditions():
+    assert "ready[(k & 1)].wait(" in tw.emit(chosen_tiles(), arch="sm_90a", world_size=1)
+
+
+def test_load_by_several_threads():
+    a, c = validate(bulk_loads(1), (64, 64))
+    np.testing.assert_array_equal(c, a[::-1])
+    with pytest.raises(tw.TileWeaveError, match="32 threads load the same part of tile") as error:
+        tw.emit(bulk_loads(32), arch="sm_90a", world_size=1)
     assert "test_barrier_phases.py:" in str(error.value)
 
 

@@ -27,7 +27,7 @@ _CASES, _PERIOD = 32, 512
 
 
 def followed_iterations(
-    stmt: tirx.For,
+    loops: list[tirx.For],
     first: int,
     extent: int | None,
     depth: int,
@@ -41,23 +41,27 @@ def followed_iterations(
     several versions have the same ones.
 
     Args:
+        loops: the loop, and those of other threads with the same number of iterations. The same
+            ones are followed in all of them, because their threads wait for each other.
         depth: number of loops around it.
         counts: whether registers count phases of mbarriers.
     """
     begin, end = max(2, _FIRST >> depth), max(1, _LAST >> depth)
-    period = _period(stmt)
+    periods = [*map(_period, loops)]
+    period = math.lcm(*periods) if math.lcm(*periods) <= _PERIOD else max(periods)
     if counts:
         begin, period = max(begin, _COUNTED >> depth), math.lcm(period, _COUNTED)
     most = _CANDIDATES if extent is None else extent
     if extent is None:
-        most = min(most, values.most(stmt.extent))
+        most = min(most, values.most(loops[0].extent))
         begin, end = min(UNKNOWN, most), 0
     if extent is not None and extent <= begin + end + min(period, 16):
         yield from range(first, first + extent)
         return
     yield from range(first, first + begin)
     last, stop = first + begin - 1, first + most
-    for target in (*_new_cases(stmt, first, last, stop, values), *range(stop - end, stop)):
+    cases = {n for loop in loops for n in _new_cases(loop, first, last, stop, values)}
+    for target in (*sorted(cases), *range(stop - end, stop)):
         if target > last:
             yield from range(target - (target - last - 1) % period, target + 1)
             last = target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -138,6 +139,9 @@ class Walk:
         self._effects: dict[Any, list[Effect]] = {}
         self._may_not_run = cache(may_not_run)
         self._has_order: dict[tirx.Stmt, bool] = {}
+        self._visits: Counter[tirx.Stmt] = Counter()
+        """Number of times that each loop has begun."""
+        self._followed_iterations: dict[tuple[Any, ...], list[int]] = {}
         self._state: _State = {}
         self._path: list[Frame] = []
         self._mask = np.ones((self._values.count,) + (1,) * 11, bool)
@@ -173,6 +177,11 @@ class Walk:
         """True if registers count the phases or the stages for which threads wait."""
         waits = calls_in(self._func.body, lambda call: op_name(call) == MBARRIER_WAIT)
         return any(map(is_private, (n.buffer for w in waits for n in nodes_in(w, tirx.BufferLoad))))
+
+    @cached_property
+    def _waiting_loops(self) -> list[tirx.For]:
+        """Loops in which threads wait for mbarriers."""
+        return [n for n in nodes_in(self._func.body, tirx.For) if _has_effect(n, Await)]
 
     def finding(self) -> Missing | MisplacedBarrier | None:
         """Return the first fault of the function, or None."""
@@ -480,10 +489,7 @@ class Walk:
         phases, next_number = self._phases.counts, first
         registers: list[dict[Any, bytes]] = []
         """Those at the begin of each iteration."""
-        numbers = followed_iterations(
-            stmt, first, extent, len(self._exits) - 2, self._values, self._counts_phases
-        )
-        for number in numbers:
+        for number in self._followed(stmt, first, extent):
             if number > next_number:
                 self._phases.join(phases)
                 if not _repeat([*registers, self._values.registers], number - next_number):
@@ -497,6 +503,21 @@ class Walk:
             yield from self._iteration(stmt, mask, exact)
         self._values.forget(stmt.loop_var)
         self._end_loop(phases)
+
+    def _followed(self, stmt: tirx.For, first: int, extent: int | None) -> list[int]:
+        """Return the iterations of a loop that are followed; those of loops of different threads
+        are equal."""
+        self._visits[stmt] += 1
+        equal = tvm.ir.structural_equal
+        loops = [loop for loop in self._waiting_loops if equal(loop.extent, stmt.extent)]
+        loops = loops if stmt in loops else [stmt]
+        depth, values = len(self._exits) - 2, self._values
+        key = (loops[0], first, extent, depth, self._visits[stmt])
+        if key not in self._followed_iterations:
+            self._followed_iterations[key] = [
+                *followed_iterations(loops, first, extent, depth, values, self._counts_phases)
+            ]
+        return self._followed_iterations[key]
 
     def _end_loop(self, phases: Counts) -> None:
         """Continue after a loop that may have ended in several places, with the phases of mbarriers
@@ -631,6 +652,8 @@ class Walk:
             return
         slots = self._slots(access.barrier) if access.barrier is not None else frozenset()
         is_load = access.end == LOAD
+        if is_load and not footprint.by_warp and footprint.overlap(footprint, False):
+            self._refuse_repeated_load(len(footprint.makers), access, path)
         # Whether every wait before a load may return at once.
         is_early = is_load and bool(self._guards) and self._guards <= self._returned.keys()
         for before in self._state.values():
@@ -653,6 +676,12 @@ class Walk:
         if is_load:
             new, self._has_loaded = replace(new, guards=self._guards), True
         self._state = {**self._state, key: new}
+
+    def _refuse_repeated_load(self, threads: int, access: Access, path: Path) -> None:
+        """Refuse loads of one place by several threads."""
+        what = f"{threads} threads load the same part of {_name(access)}"
+        legal = "a load by one thread, such as in if tx == 0"
+        raise Found(MisplacedBarrier(path, "shared memory", what, legal, (("load", path),)))
 
     def _refuse_early_read(self, access: Access, path: Path) -> None:
         """Refuse a read before the first write if the wait between both returns at once."""
