@@ -46,6 +46,8 @@ def meet_at_barrier(c: Statements, call: tirx.Call, loc: str) -> Step:
     """``bar.sync``: of all threads, or of a number of threads on a named barrier."""
     if call.args[0].value not in _OF_BLOCK:
         return sync_warp(c, call, loc)
+    if not all(isinstance(operand, tirx.IntImm) for operand in call.args[1:]):
+        raise unsupported("T.sync_threads with a number that is not a constant", loc)
     number = int(call.args[1]) if len(call.args) > 1 else 0
     count = int(call.args[2]) if len(call.args) > 2 else None
 
