@@ -12,7 +12,7 @@ from tvm import DataType, tirx
 from ...passes.ir.accesses import READS, touches_in
 from ...passes.ir.pipelined_loops import is_pipelined
 from ...passes.ir.walk import is_parallel, line_of, nodes_in, op_name, variables_in
-from ..machine.block import Frame, Mask, MBarrier, Tile
+from ..machine.block import Frame, MBarrier, Tile
 from ..machine.steps import (
     SPIN,
     Step,
@@ -622,14 +622,21 @@ def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:
         return [step for _, step in cases]
 
     def wait(frame: Frame):
-        parts: dict[bytes, tuple[Mask, list[Step]]] = {}
+        parts: list[tuple[np.ndarray, list[Step]]] = []
         for condition, step in cases:
-            mask = frame.mask.where(np.broadcast_to(condition(frame), frame.mask.on.shape))
-            parts.setdefault(mask.on.tobytes(), (mask, []))[1].append(step)
-        if frame.space is not None or (sum(m.on.astype(int) for m, _ in parts.values()) > 1).any():
+            threads = np.broadcast_to(condition(frame), frame.mask.on.shape)
+            joined, steps = threads, [step]
+            for own, earlier in parts:
+                if (own & threads).any():
+                    joined, steps = joined | own, earlier + steps
+            others = [(own, earlier) for own, earlier in parts if not (own & threads).any()]
+            parts = [*others, (joined, steps)]
+        if frame.space is not None or len(parts) == 1:
             yield from go(sequence([step for _, step in cases]), frame)
             return
-        running = [(sequence(s), frame.fork(m)) for m, s in parts.values() if m.count]
+        masks = [frame.mask.where(threads) for threads, _ in parts]
+        steps = [sequence(steps) for _, steps in parts]
+        running = [(s, frame.fork(m)) for s, m in zip(steps, masks, strict=True) if m.count]
         yield from together(running, frame)
 
     return [Step(wait, True)]

@@ -42,13 +42,18 @@ class Verdict(NamedTuple):
         return f"{self.outcome} {re.sub(r'[A-Za-z]?[0-9]+', '#', message)}"
 
 
-def check(file: Path, ranks: int, arch: str, seed: int = 0) -> Verdict:
+def check(
+    file: Path, ranks: int, arch: str, seed: int = 0, reference: str | None = None
+) -> Verdict:
     """Return the verdict on the program of ``file`` for one architecture.
 
     ``tw.validate`` lowers it as ``tw.emit`` does, runs both levels and compares them. So the tile
     level runs alone only to tell whether it is the one that is wrong.
+
+    Args:
+        reference: text of a program that computes the same; None for that of ``file``.
     """
-    text = file.read_text()
+    text = file.read_text() if reference is None else reference
     inputs = inputs_of(text, ranks, seed)
     expected = results_of(text, ranks, inputs)
     with warnings.catch_warnings():

@@ -78,7 +78,7 @@ def main(family: str, seed: str, arch: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "program.py")
         file.write_text(program.text)
-        verdict = check(file, program.ranks, arch)
+        verdict = check(file, program.ranks, arch, reference=program.reference)
         print(f"# {program.ranks} ranks, {arch}: {verdict.outcome}")
         print("".join(f"# {line}\n" for line in verdict.why.splitlines()), end="")
         faulty = same_fault(program.ranks, arch, verdict, file.parent)

@@ -13,6 +13,7 @@ from .statements import (
     clear,
     defined,
     exchange,
+    hand_over,
     iterate,
     leave_by_elements,
     leave_by_threads,
@@ -27,14 +28,15 @@ from .statements import (
     tail,
     words,
 )
-from .writer import Box, Writer
+from .writer import FLOATS, Box, Writer
 
 
 class Program(NamedTuple):
-    """A program, and the number of ranks that it is for."""
+    """A program, the number of ranks that it is for, and the text of one that computes the same."""
 
     text: str
     ranks: int
+    reference: str
 
 
 def finish(w: Writer) -> None:
@@ -185,8 +187,17 @@ def jumps(w: Writer) -> None:
     finish(w)
 
 
+def roles(w: Writer) -> None:
+    """Producers and consumers of tiles, which wait for each other at mbarriers."""
+    w.dtype, w.shape = w.choice(FLOATS), (w.choice((32, 64)), 64)
+    w.grid = w.grid[:2]
+    hand_over(w)
+    exchange(w)
+    finish(w)
+
+
 FAMILIES: dict[str, Callable[[Writer], None]] = {
-    f.__name__: f for f in (halos, producers, operands, columns, fragments, mixed, jumps)
+    f.__name__: f for f in (halos, producers, operands, columns, fragments, mixed, jumps, roles)
 }
 
 
@@ -196,9 +207,9 @@ def random_program(family: str, seed: int) -> Program:
     while True:
         w = Writer(rng)
         FAMILIES[family](w)
-        text = w.text()
+        text, reference = w.text(), w.reference()
         try:
-            results_of(text, w.ranks, inputs_of(text, w.ranks))
+            results_of(reference, w.ranks, inputs_of(reference, w.ranks))
         except Unsuitable:
             continue
-        return Program(text, w.ranks)
+        return Program(text, w.ranks, reference)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .writer import FLOATS, Box, Buffer, Writer, cast
 
 # Jumps out of serial loops.
@@ -457,3 +459,69 @@ def tail(w: Writer) -> None:
         write = f"    {out.at('i', 'j')} = {tile.at('i', 'j')}"
         w.parallel(w.shape, f"if i < {height}:", write)
     w.tiles.append(tile)
+
+
+def hand_over(w: Writer) -> None:
+    """Let threads load tiles in stages, which other threads store. Phases are computed from the
+    iteration or counted in a register, and either branch comes first."""
+    producers, consumers = w.choice(((128, 128), (64, 128), (128, 256)))
+    w.threads, tx = producers + consumers, w.thread()
+    stages, steps = w.choice((1, 2, 3)), w.choice((3, 5, 8))
+    x, out = w.tensor("X", (steps, *w.shape)), w.result((steps, *w.shape), w.dtype)
+    tile, (rows, columns) = w.shared((stages, *w.shape)), w.shape
+    whole, stage = (f"0:{rows}", f"0:{columns}"), f"k % {stages}"
+    source, target, part = (b.at(n, *whole) for b, n in ((x, "k"), (out, "k"), (tile, stage)))
+    load, counts, mirrors = w.choice(("tma", "cp.async", "elements")), w.chance(0.4), w.chance(0.5)
+
+    def loop(name: str, first: int, statements: Callable[[], None]) -> None:
+        parity = f"k // {stages} % 2" + " ^ 1" * first
+
+        def body() -> None:
+            w.add(f"T.barrier_wait({name}[{stage}], {f'{name}_phase' if counts else parity})")
+            statements()
+            if counts:
+                w.add(f"if {stage} == {stages - 1}:", f"    {name}_phase = {name}_phase ^ 1")
+
+        if counts:
+            w.add(f'{name}_phase = T.alloc_var("int32", init={first})')
+        w.nest(f"for k in T.serial({steps}):", body)
+
+    def produce() -> None:
+        if load == "tma":
+            w.add(f"T.tma_copy({source}, {part}, barrier=ready[{stage}])")
+        elif load == "cp.async":
+            w.add(f"T.async_copy({source}, {part})", f"T.cp_async_barrier_noinc(ready[{stage}])")
+        else:
+            w.parallel(w.shape, f"{tile.at(stage, 'i', 'j')} = {x.at('k', 'i', 'j')}")
+        if load != "cp.async":
+            w.add(f"T.barrier_arrive(ready[{stage}])")
+
+    def store_from(buffer: Buffer, number: str) -> None:
+        if mirrors:
+            element = buffer.at(number, f"{rows - 1} - i", "j")
+            w.parallel(w.shape, f"{out.at('k', 'i', 'j')} = {element}")
+        else:
+            w.add(f"T.copy({buffer.at(number, *whole)}, {target})")
+
+    def consume() -> None:
+        store_from(tile, stage)
+        w.add(f"T.barrier_arrive(free[{stage}])")
+
+    first = w.chance(0.5)
+    border, own = (producers, "<") if first else (consumers, ">=")
+    branches = [
+        (f"if {tx} {own} {border}:", lambda: loop("free", 1, produce)),
+        (f"if {tx} {'>=' if first else '<'} {border}:", lambda: loop("ready", 0, consume)),
+    ]
+    if w.chance(0.5):
+        branches.reverse()
+    outer, w.lines = w.lines, []
+    w.nest(f"for k in T.serial({steps}):", lambda: store_from(x, "k"))
+    plain, w.lines = w.lines, outer
+    w.add(
+        f"ready = T.alloc_barrier([{producers}] * {stages})",
+        f"free = T.alloc_barrier([{consumers}] * {stages})",
+    )
+    w.nest(*branches[0])
+    w.nest(*(branches[1] if w.chance(0.5) else ("else:", branches[1][1])))
+    w.plain = len(w.lines), plain

@@ -26,7 +26,7 @@ def faults(family: str, seeds: range, folder: Path) -> list[str]:
         file = folder / f"{family}_{seed}.py"
         file.write_text(program.text)
         arch = ARCHITECTURES[seed % len(ARCHITECTURES)]
-        verdict = check(file, program.ranks, arch)
+        verdict = check(file, program.ranks, arch, reference=program.reference)
         outcomes[verdict.outcome] += 1
         if verdict.is_fault:
             fault = f"{verdict.outcome}: {verdict.why}"

@@ -70,6 +70,7 @@ class Writer:
     Attributes:
         tiles: shared tiles that are defined, and that no result has received yet.
         exchanged: the symmetric tensor holds the neighbor's tile.
+        plain: statements without roles of threads that compute what the first lines do.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -84,6 +85,7 @@ class Writer:
         self.tensors: dict[str, Buffer] = {}
         self.allocations: list[str] = []
         self.lines: list[str] = []
+        self.plain: tuple[int, list[str]] = 0, []
         self.tiles: list[Buffer] = []
         self.count = 0
         self.needs_threads = self.exchanged = False
@@ -184,6 +186,13 @@ class Writer:
         left = columns - column
         widths = (8, 16, columns // 2, left, left, left - 1)
         return Box(row, height, column, self.choice([w for w in widths if 0 < w <= left]))
+
+    def reference(self) -> str:
+        """Return the text of a program that computes the same without roles of threads."""
+        count, plain = self.plain
+        lines, self.lines = self.lines, plain + self.lines[count:]
+        text, self.lines = self.text(), lines
+        return text
 
     def text(self) -> str:
         self.symmetric("me")

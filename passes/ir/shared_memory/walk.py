@@ -261,15 +261,13 @@ class Walk:
         at = 0
         skipped: list[tirx.Stmt] = []
         while at < len(stmt.seq):
-            parts = self._parts_from(stmt, at)
-            mask, exact, end = self._mask, self._exact, parts[-1][1]
+            mask, exact = self._mask, self._exact
+            end, parts = self._parts_from(stmt, at)
             if len(parts) == 1:
-                yield from self._part(stmt, at, end)
+                yield from self._parts(stmt, parts[0][1])
             else:
-                conditions = [stmt.seq[first].condition for first, _ in parts]
-                masks = [mask & self._values.truth(condition)[0] for condition in conditions]
-                steps = [self._part(stmt, first, last) for first, last in parts]
-                yield from self._interleave([*zip(masks, steps, strict=True)])
+                cases = [(mask & threads, self._parts(stmt, places)) for threads, places in parts]
+                yield from self._interleave(cases)
                 self._remain(mask, exact)
             if not skipped and any(map(self._control.after, stmt.seq[at:end])):
                 skipped = [*stmt.seq[end:]]
@@ -277,27 +275,35 @@ class Walk:
         for inner in skipped:
             self._control.leave(inner)
 
-    def _parts_from(self, stmt: tirx.SeqStmt, at: int) -> list[tuple[int, int]]:
-        """Return the first statement of a sequence from ``at`` on, with the branches after it if
-        all of them are of different threads; each as its first place and the one after it.
+    def _parts_from(
+        self, stmt: tirx.SeqStmt, at: int
+    ) -> tuple[int, list[tuple[np.ndarray, list[tuple[int, int]]]]]:
+        """Return the place after the branches on the thread that begin at ``at`` in a sequence, and
+        the parts of different threads: the threads, and the first and last place of each branch. A
+        statement that is no such branch is one part.
 
         Branches in a row with one condition are one branch: TileLang gives each statement of a
         pipelined loop the conditions around it.
         """
-        parts: list[tuple[int, int]] = []
-        threads: np.ndarray | np.bool_ = np.False_
+        parts: list[tuple[np.ndarray, list[tuple[int, int]]]] = []
+        first, first_end = at, 0
         while at < len(stmt.seq):
             end = at + 1
             while end < len(stmt.seq) and _is_same_branch(stmt.seq[at], stmt.seq[end]):
                 end += 1
-            own = self._threads_of_branch(stmt.seq[at])
-            if parts and (own is None or (own & threads).any()):
+            threads, first_end = self._threads_of_branch(stmt.seq[at]), first_end or end
+            if threads is None:
                 break
-            parts.append((at, end))
-            if own is None:
-                break
-            threads, at = threads | own, end
-        return parts if any(self._orders(stmt.seq[n]) for n, _ in parts) else parts[:1]
+            joined, places = threads, [(at, end)]
+            for own, earlier in parts:
+                if (own & threads).any():
+                    joined, places = joined | own, earlier + places
+            others = [(own, earlier) for own, earlier in parts if not (own & threads).any()]
+            parts = [*others, (joined, places)]
+            at = end
+        if any(self._orders(stmt.seq[n]) for n in range(first, at)):
+            return at, parts
+        return first_end, [(self._mask, [(first, first_end)])]
 
     def _threads_of_branch(self, stmt: tirx.Stmt) -> np.ndarray | None:
         """Return the threads that execute a branch with one case, if they are some threads that its
@@ -310,12 +316,13 @@ class Walk:
         own = self._mask & may
         return own if np.array_equal(may, must) and own.any() else None
 
-    def _part(self, stmt: tirx.SeqStmt, at: int, end: int) -> Steps:
-        """Follow one statement of a sequence, or the statements of one branch."""
-        if end == at + 1:
-            yield from self._inside(stmt, at, stmt.seq[at])
-        else:
-            yield from self._branch([*stmt.seq[at:end]], partial(self._cases, stmt, at, end))
+    def _parts(self, stmt: tirx.SeqStmt, places: list[tuple[int, int]]) -> Steps:
+        """Follow statements of a sequence, each of which may be a branch in several statements."""
+        for at, end in sorted(places):
+            if end == at + 1:
+                yield from self._inside(stmt, at, stmt.seq[at])
+            else:
+                yield from self._branch([*stmt.seq[at:end]], partial(self._cases, stmt, at, end))
 
     def _cases(self, stmt: tirx.SeqStmt, at: int, end: int) -> Steps:
         for index in range(at, end):
