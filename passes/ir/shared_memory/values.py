@@ -122,15 +122,13 @@ class ThreadValues:
             self._bound[variable] = value
 
     def store(self, stmt: tirx.BufferStore, threads: np.ndarray, is_known: bool = True) -> None:
-        """Follow a store to integer registers.
+        """Follow a store to registers that ``follows`` accepts.
 
         Args:
             threads: those that may store.
             is_known: whether all of them do, and once.
         """
         data = stmt.buffer.data
-        if not self._is_followed(stmt.buffer):
-            return
         numbers = self._numbers(stmt.indices, threads)
         value = self.value(stmt.value) if is_known and len(numbers) == 1 else None
         if value is None or max(value.shape[1:]) > 1:
@@ -141,7 +139,7 @@ class ThreadValues:
         if key in self._fixed or not is_lost or threads.all():
             self.assign(key, value, threads)
 
-    def _is_followed(self, buffer: tirx.Buffer) -> bool:
+    def follows(self, buffer: tirx.Buffer) -> bool:
         """Return whether a buffer is a few integer registers, which only stores change."""
         if not str(buffer.dtype).startswith(("int", "uint", "bool")):
             return False

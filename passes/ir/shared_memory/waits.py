@@ -279,7 +279,8 @@ class _Block:
             if _target(stmt) in self._deciding:
                 self._values.threads = group.threads
                 if isinstance(stmt, tirx.BufferStore):
-                    self._values.store(stmt, group.threads)
+                    is_followed = self._values.follows(stmt.buffer)
+                    self._values.store(stmt, group.threads, is_followed)
                 else:
                     self._values.assign(stmt.var, self._values.value(stmt.value), group.threads)
         elif isinstance(stmt, tirx.IfThenElse):

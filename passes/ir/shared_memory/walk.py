@@ -181,7 +181,7 @@ class Walk:
     @cached_property
     def _waiting_loops(self) -> list[tirx.For]:
         """Loops in which threads wait for mbarriers."""
-        return [n for n in nodes_in(self._func.body, tirx.For) if _has_effect(n, Await)]
+        return [*filter(self._awaits, nodes_in(self._func.body, tirx.For))]
 
     def finding(self) -> Missing | MisplacedBarrier | None:
         """Return the first fault of the function, or None."""
@@ -227,7 +227,7 @@ class Walk:
             if isinstance(stmt, tirx.Bind):
                 self._control.bind(stmt)
                 self._values.bind(stmt.var, stmt.value)
-            elif isinstance(stmt, tirx.BufferStore):
+            elif isinstance(stmt, tirx.BufferStore) and self._values.follows(stmt.buffer):
                 self._values.store(stmt, threads_of(self._mask), self._is_path_known)
         elif isinstance(stmt, tirx.IfThenElse):
             yield from self._branch([stmt], lambda: self._inside(stmt, 0, stmt.then_case))
