@@ -200,6 +200,10 @@ FAMILIES: dict[str, Callable[[Writer], None]] = {
 }
 
 
+NEED_SM_90 = ("roles",)
+"""Families of programs that sm_80 does not run."""
+
+
 def random_program(family: str, seed: int) -> Program:
     """Return the program of a family and a seed. Its results are exact and defined."""
     rng = random.Random(f"{family} {seed}")

@@ -456,7 +456,7 @@ def test_load_without_a_wait():
 
 def test_wait_that_never_ends_is_simulated():
     a = np.zeros((STEPS, 64, 64), np.float16)
-    with pytest.raises(tw.TileWeaveError, match=r"deadlock(.|\n)*test_barrier_phases\.py:24"):
+    with pytest.raises(tw.TileWeaveError, match=r"deadlock(.|\n)*test_barrier_phases\.py:25"):
         tw.simulate(pipeline(phase(2), phase(2), 2), 1, [{"A": a}])
 
 
