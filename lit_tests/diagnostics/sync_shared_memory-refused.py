@@ -102,9 +102,7 @@ def arrival_of_others(x, y, tile, ready, tx):
 of_two_roles("in order", producers_first)
 # CHECK: cases: accepted
 of_two_roles("cases", consumers_first)
-# A barrier of the block between both would be after the wait and before the arrival.
-# CHECK: branches: shared memory: a write of tile after a read of tile
-# CHECK-SAME: expected the branch that arrives at the mbarrier before the one that waits for it
+# CHECK: branches: accepted
 of_two_roles("branches", consumers_before)
 # CHECK: after barrier: T.sync_threads: threads wait for an mbarrier before it, at which others arrive after it; expected the arrival before the barrier, or the wait after it
 # CHECK-NEXT: wait --> {{.*}}sync_shared_memory-refused.py:
