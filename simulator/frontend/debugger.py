@@ -3,8 +3,9 @@ change them."""
 
 from __future__ import annotations
 
+import os
 from bdb import BdbQuit
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pdb import Pdb
 from typing import Any
@@ -46,22 +47,37 @@ class Debugger:
     def __init__(self, watch: Sequence[str] = (), breakpoint: str | None = None) -> None:
         self._watched = [_Point(text) for text in watch]
         self._stop = None if breakpoint is None else _Point(breakpoint)
+        self._names = {"rank", "block", "launch"}
+        """Names of tiles and variables."""
         self._lines: dict[str, bool] = {}
         """Lines with statements -> whether a block has reached them."""
-        self._shown: WeakKeyDictionary[Block, dict[str, Any]] = WeakKeyDictionary()
-        """Values of each block that were printed last."""
+        self._before: WeakKeyDictionary[Block, dict[str, Any]] = WeakKeyDictionary()
+        """Values of each block before its next statement."""
         self._stepping: Block | None = None
         """Block that stops before its next statement."""
 
     def unreached(self) -> list[str]:
-        """Return what was to be shown but never was, and lines that no block has reached."""
+        """Return why a watch or the breakpoint showed nothing, and lines that no block has
+        reached."""
         points = [("watch", p) for p in self._watched]
         points += [("break", self._stop)] if self._stop is not None else []
         texts = [
-            f"{kind} {point.text}: nothing to show" for kind, point in points if not point.hits
+            f"{kind} {point.text}: {self._reason(point)}"
+            for kind, point in points
+            if not point.hits
         ]
         lines = [f" --> {line}" for line, is_reached in self._lines.items() if not is_reached]
         return texts + (["\n".join(["no block reached", *lines])] if lines else [])
+
+    def _reason(self, point: _Point) -> str:
+        """Return why a watch or the breakpoint showed nothing."""
+        is_line = point is self._stop
+        if is_line and not any(map(point.is_at, self._lines)):
+            return f"no statement at this line; expected {_text_of_lines(self._lines)}"
+        name = point.missing if is_line or point.what in self._names else point.what
+        if name is not None and name not in self._names:
+            return f"no tile or variable {name}; expected {', '.join(sorted(self._names))}"
+        return f"{'not reached' if is_line else 'no change'} where {point.condition}"
 
     def register(self, c: Statements) -> None:
         """Observe the statements of a program."""
@@ -69,12 +85,13 @@ class Debugger:
 
     def _observe(self, c: Statements, stmt: tirx.Stmt, step: Step, loc: str) -> Step:
         line = loc.rpartition(":")[2]
+        self._names.update(var.name for var in c.slots)
+        if isinstance(stmt, tirx.SBlockRealize):
+            self._names.update(b.name for b in stmt.block.alloc_buffers if b.data in c.tiles)
         if isinstance(stmt, _CONTAINERS) or not line.isdecimal():
             return step
         self._lines.setdefault(loc, False)
-        stops = self._stop is not None and f"/{loc}".endswith(
-            (f":{self._stop.what}", f"/{self._stop.what}")
-        )
+        stops = self._stop is not None and self._stop.is_at(loc)
         slots = {var.name: slot for var, slot in c.slots.items()}
 
         def before(frame: Frame):
@@ -86,20 +103,22 @@ class Debugger:
                 self._stepping = frame.block if _prompt(frame, _values(frame, slots), loc) else None
 
         def after(frame: Frame):
-            if frame.block is not None and frame.space is None and self._watched:
+            if frame.block is not None and self._watched:
                 self._show(frame, _values(frame, slots), loc)
 
         return sequence([Step(before), step, Step(after)])
 
     def _show(self, frame: Frame, values: dict[str, Any], loc: str) -> None:
-        shown = self._shown.setdefault(frame.block, {})
+        before = self._before.get(frame.block, {})
+        after = dict(before)
         for point in self._watched:
-            value = values.get(point.what, np.ma.masked)
-            if np.ma.getmaskarray(value).all() or not point.applies(values):
+            name, value = point.what, values.get(point.what, np.ma.masked)
+            if np.ma.getmaskarray(value).all() or (name in before and _equal(value, before[name])):
                 continue
-            if point.what not in shown or not _equal(value, shown[point.what]):
-                shown[point.what] = np.ma.copy(value)
-                print_line(frame, [f"{point.what} = {np.ma.asarray(value)}"], loc)
+            after[name] = np.ma.copy(value)
+            if point.applies(values):
+                print_line(frame, [f"{name} = {np.ma.asarray(value)}"], loc)
+        self._before[frame.block] = after
 
 
 class _Point:
@@ -107,21 +126,28 @@ class _Point:
 
     def __init__(self, text: str) -> None:
         self.text, self.hits = text, 0
+        self.missing: str | None = None
+        """Name in the condition that had no value."""
         what, _, condition = text.partition(",")
         self.what = what.strip()
-        condition = condition.strip() or "rank == 0 and block == 0"
+        self.condition = condition.strip() or "rank == 0 and block == 0"
         try:
-            self._condition = compile(condition, text, "eval")
+            self._code = compile(self.condition, text, "eval")
         except SyntaxError:
             raise TileWeaveError(
                 f"debugger: {text!r}; expected a name or a line, and a Python expression"
             ) from None
 
+    def is_at(self, loc: str) -> bool:
+        """Return whether a location is this line."""
+        return f"/{loc}".endswith((f":{self.what}", f"/{self.what}"))
+
     def applies(self, values: dict[str, Any]) -> bool:
         """Return whether the condition is true. It is not before all of its names have values."""
         try:
-            holds = bool(np.all(eval(self._condition, {"np": np}, values)))
-        except NameError:
+            holds = bool(np.all(eval(self._code, {"np": np, **values})))
+        except NameError as error:
+            self.missing = error.name
             return False
         self.hits += holds
         return holds
@@ -153,6 +179,14 @@ def _prompt(frame: Frame, values: dict[str, Any], loc: str) -> bool:
     if prompt.quits:
         raise BdbQuit
     return prompt.steps
+
+
+def _text_of_lines(locs: Iterable[str]) -> str:
+    """Return ``FILE:LINE, LINE, ...`` of each file."""
+    lines: dict[str, set[int]] = {}
+    for path, _, line in (loc.rpartition(":") for loc in locs):
+        lines.setdefault(os.path.basename(path), set()).add(int(line))
+    return "; ".join(f"{file}:{', '.join(map(str, sorted(n)))}" for file, n in lines.items())
 
 
 def _values(frame: Frame, slots: dict[str, int]) -> dict[str, Any]:

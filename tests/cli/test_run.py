@@ -102,7 +102,14 @@ def test_the_debugger_shows_tiles(script, capsys, monkeypatch):
     out, err = capsys.readouterr()
     assert "bx = 1: rank 0, block 1 (1) in launch 0 --> " in out
     assert not RECORDS_LINES or f"{script()}(13)<module>()" in out
-    assert "tileweave: watch none: nothing to show\n" in err
+    assert "tileweave: watch none: no tile or variable none; expected block, bx, i, " in err
+
+
+@pytest.mark.parametrize("option", ["--watch", "--break"])
+def test_the_debugger_needs_the_level_tile(script, capsys, option):
+    assert main(["run", option, "13", "--level", "device", script(), "64"]) == 1
+    error = f"run: {option} with --level device; expected --level tile"
+    assert capsys.readouterr().err.splitlines() == [f"tileweave: {error}"]
 
 
 def test_other_errors_of_the_script_are_raised(script):

@@ -102,11 +102,21 @@ def add_debugging(parser: argparse.ArgumentParser) -> None:
 
 
 def debugger_of(options: argparse.Namespace) -> Debugger | None:
-    """Return the debugger that ``add_debugging`` describes; None: it shows nothing."""
+    """Return the debugger that ``add_debugging`` describes; None: it shows nothing.
+
+    Raises:
+        TileWeaveError: the level has no debugger.
+    """
     from ..simulator import Debugger
 
-    is_used = options.watch or options.breakpoint
-    return Debugger(options.watch, options.breakpoint) if is_used else None
+    if not (options.watch or options.breakpoint):
+        return None
+    if options.level != "tile":
+        option = "--watch" if options.watch else "--break"
+        raise TileWeaveError(
+            f"{options.command}: {option} with --level {options.level}; expected --level tile"
+        )
+    return Debugger(options.watch, options.breakpoint)
 
 
 def print_unreached(debugger: Debugger | None) -> None:

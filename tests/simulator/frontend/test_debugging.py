@@ -2,6 +2,7 @@
 of other values; ``tw.Debugger`` shows tiles."""
 
 import io
+import re
 from bdb import BdbQuit
 from pathlib import Path
 
@@ -233,17 +234,45 @@ def test_a_breakpoint_opens_pdb_with_tiles_as_arrays(monkeypatch, capsys):
 
 @needs_lines
 def test_a_watched_tile_is_printed_after_each_change(monkeypatch, capsys):
-    debugger = debugged(monkeypatch, watch=["total, block == 1", "k", "none"])
-    lines = capsys.readouterr().out.splitlines()
+    debugger = debugged(monkeypatch, watch=["total, block == 1", "k", "tile, k > 0"])
+    lines = capsys.readouterr().out.replace("\n ", "").splitlines()
+    of_tile = [line.partition(":")[2] for line in lines if line.startswith("tile")]
+    assert len(of_tile) == 4, "two changes of each block, each by the statement in the T.Parallel"
+    assert all(line.endswith(line_of("# point")) for line in of_tile)
+    lines = [line for line in lines if not line.startswith("tile")]
     of_total = [line.split(":")[0] for line in lines if line.startswith("total")]
     assert of_total == ["total = 1", "total = 2", "total = 4"]
     assert [line.split(":")[0] for line in lines if line.startswith("k")] == [
         f"k = {k}" for k in range(3)
     ]
     assert all(("block 1 (1)" in line) == line.startswith("total") for line in lines)
-    missed, unreached = debugger.unreached()
-    assert missed == "watch none: nothing to show"
+    (unreached,) = debugger.unreached()
     assert unreached.split("\n --> ")[1:] == [f"{__file__}:{line_of('# unreached').split(':')[1]}"]
+
+
+@needs_lines
+def test_a_watch_or_a_breakpoint_that_shows_nothing_says_why(monkeypatch):
+    store, unreached = (line_of(m).rpartition(":")[2] for m in ("# store", "# unreached"))
+
+    def reason(**options):
+        return debugged(monkeypatch, **options).unreached()[0]
+
+    assert reason(watch=["none"]) == (
+        "watch none: no tile or variable none; "
+        "expected block, bx, i, k, launch, rank, tile, total, tx, ty, tz"
+    )
+    assert reason(watch=["bx, kk > 1"]).startswith("watch bx, kk > 1: no tile or variable kk; exp")
+    assert reason(watch=["k, k > 9"]) == "watch k, k > 9: no change where k > 9"
+    assert reason(breakpoint=f"{store}, kk > 1").startswith(
+        f"break {store}, kk > 1: no tile or variable kk; expected "
+    )
+    assert re.fullmatch(
+        rf"break 1: no statement at this line; expected test_debugging.py:\d+, .*, {store}",
+        reason(breakpoint="1"),
+    )
+    assert reason(breakpoint=unreached) == (
+        f"break {unreached}: not reached where rank == 0 and block == 0"
+    )
 
 
 def test_what_the_debugger_cannot_do_is_refused():
