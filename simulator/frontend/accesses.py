@@ -51,7 +51,7 @@ def _missing_element(frame: Frame, name: str, shape: tuple, index: Any, loc: str
     return f"{name}[{indices}] of shape {tuple(shape)}, by {frame.block.place}\n --> {loc}"
 
 
-def _note_clipped(
+def note_clipped(
     frame: Frame, name: str, shape: tuple, axis: int, index: list, constants: tuple, extent: int,
     loc: str,
 ) -> None:  # fmt: skip
@@ -76,7 +76,7 @@ def select(
         outside = [axis for axis, n in enumerate(shape) if not 0 <= key[axis] < n]
         if outside:
             if clips and not (symmetric and outside[0] == 0):
-                _note_clipped(frame, name, shape, outside[0], key, constants, 1, loc)
+                note_clipped(frame, name, shape, outside[0], key, constants, 1, loc)
                 return key, np.zeros((), np.bool_), ()
             raise out_of_bounds(frame, name, shape, key, loc)
         return key, None, None
@@ -95,7 +95,7 @@ def select(
                 if raises:
                     raise out_of_bounds(frame, name, shape, first, loc)
                 extent = int(np.max(i)) - int(np.min(i)) + 1
-                _note_clipped(frame, name, shape, axis, first, constants, extent, loc)
+                note_clipped(frame, name, shape, axis, first, constants, extent, loc)
         covered = np.broadcast_to(fits if covered is None else covered & fits, space)
     if covered is None or covered.all():
         return tuple(i if isinstance(i, np.ndarray) else int(i) for i in index), None, space

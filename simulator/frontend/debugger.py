@@ -61,11 +61,7 @@ class Debugger:
         reached."""
         points = [("watch", p) for p in self._watched]
         points += [("break", self._stop)] if self._stop is not None else []
-        texts = [
-            f"{kind} {point.text}: {self._reason(point)}"
-            for kind, point in points
-            if not point.hits
-        ]
+        texts = [f"{kind} {p.text}: {self._reason(p)}" for kind, p in points if not p.hits]
         lines = [f" --> {line}" for line, is_reached in self._lines.items() if not is_reached]
         return texts + (["\n".join(["no block reached", *lines])] if lines else [])
 

@@ -26,7 +26,7 @@ from ..memory.values import (
     union_of_poison,
 )
 from ..report.errors import uninitialized, unsupported
-from .accesses import GlobalRef, out_of_bounds, require_one_value, uniform
+from .accesses import GlobalRef, note_clipped, out_of_bounds, require_one_value, uniform
 from .numbers import note_contracted, note_operand, require_numbers
 from .statements import Statements
 
@@ -96,9 +96,18 @@ class Region(NamedTuple):
                 break
         if symmetric and not 0 <= starts[0] <= shape[0] - extents[0]:
             raise out_of_bounds(frame, self.name, shape, starts, self.loc)
-        if self.view is None:
-            return _clipped(tuple(starts), extents, shape)
-        return _viewed(tuple(starts), extents, self.view(frame), tuple(shape))
+        if self.view is not None:
+            return _viewed(tuple(starts), extents, self.view(frame), tuple(shape))
+        box = _clipped(tuple(starts), extents, shape)
+        if self.ref is not None and not box.is_whole:
+            for axis, (start, extent, size) in enumerate(zip(starts, extents, shape, strict=True)):
+                if start < 0 or start + extent > size:
+                    index = [*starts]
+                    index[axis] = start if start < 0 else max(start, size)
+                    note_clipped(
+                        frame, self.name, shape, axis, index, self.ref.constants, extent, self.loc
+                    )
+        return box
 
     def read(
         self, frame: Frame, op: str, start: Callable[[], Access] | None = None,
@@ -269,7 +278,7 @@ def region(c: Statements, node: Any, loc: str) -> Region:
     ref, slot, view, box = None, c.tiles.get(buffer.data, -1), None, None
     literals = [c.constant(e) for e in (*starts, *extents)]
     if buffer.data in c.globals:
-        ref = GlobalRef(c.globals[buffer.data], "", loc)
+        ref = c.guarded(buffer, starts, "", loc)
     if c.is_reshaped(buffer):
         if buffer.data in c.symmetric:
             raise unsupported(f"an operation on tiles of {buffer.name}, a reshaped view,", loc)

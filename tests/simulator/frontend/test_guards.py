@@ -22,6 +22,14 @@ def shifted(first, A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
             B[block * 32 + i] = A[block * 32 + i + first] + 1
 
 
+@factory
+def copied(first, A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+    with T.Kernel(T.ceildiv(n, 32), threads=32) as block:
+        tile = T.alloc_shared((32,), "float32")
+        T.copy(A[block * 32 + first], tile)
+        T.copy(tile, B[block * 32])
+
+
 @T.prim_func
 def next_element(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
     with T.Kernel(1, threads=32):
@@ -39,7 +47,13 @@ def rows(index: T.Tensor((n,), "int32"), A: T.Tensor((n,), "float32"),
 
 @pytest.mark.parametrize(
     ("program", "size", "element"),
-    [(shifted(1), 64, 64), (shifted(-1), 64, -1), (next_element, 40, 40)],
+    [
+        (shifted(1), 64, 64),
+        (shifted(-1), 64, -1),
+        (next_element, 40, 40),
+        (copied(1), 64, 64),
+        (copied(-1), 64, -1),
+    ],
 )
 def test_an_index_beside_the_tensor_is_reported_once(program, size, element):
     with pytest.warns(tw.SimulationWarning, match="no element") as caught:
@@ -56,6 +70,8 @@ def test_an_index_beside_the_tensor_is_reported_once(program, size, element):
         (shifted(0), 64, {}),
         (shifted(0), 50, {}),  # the last tile is larger than what remains
         (shifted(1), 50, {}),
+        (copied(0), 64, {}),
+        (copied(1), 50, {}),
         (rows, 32, {"index": np.full(32, -2, np.int32)}),
     ],
 )
