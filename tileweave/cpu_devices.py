@@ -16,6 +16,7 @@ import torch
 from tilelang import profiler
 from tilelang.carver.arch.driver import cuda_driver
 from torch.overrides import TorchFunctionMode
+from tvm.runtime import Device
 
 from .builtins.errors import TileWeaveError
 from .interpreter import interpret
@@ -28,7 +29,7 @@ _SM_COUNTS = {"sm_80": 108, "sm_90a": 132}
 
 @contextmanager
 def cuda_is_cpu(arch: str) -> Iterator[None]:
-    """Let torch report one GPU of ``arch`` whose tensors are in CPU memory, in this thread.
+    """Let torch and TVM report one GPU of ``arch`` whose tensors are in CPU memory, in this thread.
 
     Moves between CPU and ``cuda`` copy. TileLang's ``do_bench`` runs its function once and returns
     NaN. Not covered: CUDA graphs, kernels of Triton.
@@ -63,6 +64,12 @@ def cuda_is_cpu(arch: str) -> Iterator[None]:
          "set_device", "set_rng_state", "set_stream", "synchronize")
     )  # fmt: skip
     functions = {name: _constant(value) for name, value in values.items()}
+    attributes = {
+        "exist": True,
+        "compute_version": "{}.{}".format(*capability),
+        "multi_processor_count": properties.multi_processor_count,
+        "warp_size": properties.warp_size,
+    }
     with ExitStack() as stack:
         stack.enter_context(patch.multiple(torch.cuda, Event=_Event, Stream=_Stream, **functions))
         stack.enter_context(
@@ -72,6 +79,9 @@ def cuda_is_cpu(arch: str) -> Iterator[None]:
             patch.multiple(
                 cuda_driver, get_cuda_device_properties=functions["get_device_properties"]
             )
+        )
+        stack.enter_context(
+            patch.multiple(Device, **{n: _of_cuda(n, value) for n, value in attributes.items()})
         )
         for module in (profiler, profiler.bench):
             stack.enter_context(patch.multiple(module, do_bench=_run_once))
@@ -98,6 +108,12 @@ def interpret_process() -> None:
 
 def _constant(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
+
+
+def _of_cuda(name: str, value: Any) -> property:
+    """Return an attribute of TVM's devices that has this value for the first CUDA device."""
+    others = getattr(Device, name).fget
+    return property(lambda d: value if (d.type, d.index) == ("cuda", 0) else others(d))
 
 
 class _CpuMode(TorchFunctionMode):

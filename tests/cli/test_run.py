@@ -44,6 +44,24 @@ if __name__ == "__main__":
     print("right", profiler.do_bench())
 """
 
+REQUIRED = """
+import tilelang.testing as testing
+
+@testing.requires_cuda
+@testing.requires_cuda_or_cdna
+def test_any(): ...
+
+@testing.requires_cuda_compute_version_ge(9, 0)
+def test_from_hopper(): ...
+
+@testing.requires_cuda_compute_version_gt(9, 0)
+def test_after_hopper(): ...
+
+def test_second_device():
+    import tvm
+    assert not tvm.cuda(1).exist and not tvm.rocm(0).exist and tvm.cpu(0).exist
+"""
+
 
 @pytest.fixture
 def script(tmp_path):
@@ -172,6 +190,15 @@ def test_the_environment_variable_runs_the_process_in_the_simulator():
     assert (end.stdout.splitlines()[-1:], end.returncode) == (["softmax: right"], 0), end.stderr
     end = _python("import tileweave", TILEWEAVE_INTERPRET="warp")
     assert "TILEWEAVE_INTERPRET=warp; expected 1 or tile or device, or 0 for none" in end.stderr
+
+
+def test_pytest_runs_tests_that_require_a_gpu(tmp_path):
+    path = tmp_path / "test_required.py"
+    path.write_text(REQUIRED)
+    code = f"import pytest; pytest.main(['-q', '-rs', '-p', 'tileweave', {str(path)!r}])"
+    end = _python(code, TILEWEAVE_INTERPRET="1")
+    assert "3 passed, 1 skipped" in end.stdout
+    assert "but have 9.0" in end.stdout
 
 
 def test_import_without_the_variable_imports_no_simulator():
