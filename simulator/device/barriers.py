@@ -58,7 +58,7 @@ def require_initialized(frame: Frame, barrier: TransactionBarrier, loc: str) -> 
     if barrier.initialized is None:
         raise SimulationError(
             "poison",
-            f"mbarrier {barrier.number} is not initialized, in {frame.block.place}\n --> {loc}",
+            f"mbarrier {barrier.name} is not initialized, in {frame.block.place}\n --> {loc}",
         )
     g, time, before = barrier.initialized
     ordered = frame.block.agents.known()
@@ -66,7 +66,7 @@ def require_initialized(frame: Frame, barrier: TransactionBarrier, loc: str) -> 
         if ordered[group, g] < time:
             raise SimulationError(
                 "race",
-                f"mbarrier {barrier.number} is used by {frame.block.name_of_agent(group)} in "
+                f"mbarrier {barrier.name} is used by {frame.block.name_of_agent(group)} in "
                 f"launch {frame.block.epoch} --> {loc}\nis not ordered after its initialization"
                 f" by {frame.block.name_of_agent(g)} --> {before}",
             )
@@ -78,7 +78,7 @@ def require_visible(frame: Frame, barrier: TransactionBarrier, loc: str) -> None
     if not barrier.visible:
         raise SimulationError(
             "race",
-            f"an asynchronous copy completes on mbarrier {barrier.number} of "
+            f"an asynchronous copy completes on mbarrier {barrier.name} of "
             f"{frame.block.place}, and no fence.mbarrier_init is "
             f"after its initialization --> {barrier.initialized[2]}\n --> {loc}",
         )
@@ -139,11 +139,7 @@ def wait_parity(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
             return mbarrier.phase % 2 != expected
 
         def text() -> str:
-            return (
-                f"{block.place} waits at mbarrier {mbarrier.number}: "
-                f"phase {mbarrier.phase}, parity waited for {expected}, {mbarrier.arrived} of "
-                f"{mbarrier.count} arrived, {mbarrier.bytes} bytes missing --> {loc}"
-            )
+            return f"{block.place} waits at {mbarrier.state(expected)} --> {loc}"
 
         target = WaitTarget("mbarrier wait", loc, wanted=f"parity {expected}")
         while not ready():

@@ -157,7 +157,7 @@ class DeviceBlock(Block):
                 raise SimulationError(
                     "reuse",
                     f"{self.place} ends while a load may still write its "
-                    f"shared memory; expected a wait at mbarrier {barrier.number}",
+                    f"shared memory; expected a wait at mbarrier {barrier.name}",
                 )
         for g, group in self.sources.items():
             if group.open or any(group.committed):

@@ -98,7 +98,7 @@ class DeviceStatements(Statements):
         count = math.prod(int(n) for n in buffer.shape)
         self.buffers[buffer.data] = buffer
         if scope == "shared.barrier":
-            return self._barriers(buffer.data, count)
+            return self._barriers(buffer, count)
         if scope.startswith("shared"):
             slot = next(self._allocations)
             self.shared[buffer.data] = SharedPlace(slot, 0)
@@ -127,14 +127,14 @@ class DeviceStatements(Statements):
 
         return Step(registers)
 
-    def _barriers(self, data: tirx.Var, count: int) -> Step:
-        slot = self.barriers.setdefault(data, len(self.barriers))
+    def _barriers(self, buffer: tirx.Buffer, count: int) -> Step:
+        slot = self.barriers.setdefault(buffer.data, len(self.barriers))
         first = self.mbarriers + 1
         self.mbarriers += count
 
         def allocate(frame: Frame):
-            numbers = range(first, first + count)
-            frame.block.barriers.setdefault(slot, [TransactionBarrier(n) for n in numbers])
+            mbarriers = [TransactionBarrier(first + i, f"{buffer.name}[{i}]") for i in range(count)]
+            frame.block.barriers.setdefault(slot, mbarriers)
 
         return Step(allocate)
 

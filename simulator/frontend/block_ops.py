@@ -198,11 +198,7 @@ def wait_parity(c: Statements, call: tirx.Call, loc: str) -> Step:
             return mbarrier.phase % 2 != expected
 
         def text() -> str:
-            return (
-                f"{frame.block.place} waits at "
-                f"T.mbarrier_wait_parity: phase {mbarrier.phase}, parity waited for {expected}, "
-                f"{mbarrier.arrived} of {mbarrier.count} arrived --> {loc}"
-            )
+            return f"{frame.block.place} waits at {mbarrier.state(expected)} --> {loc}"
 
         target = WaitTarget("T.mbarrier_wait_parity", loc, wanted=f"parity {expected}")
         waiting = Waiting(

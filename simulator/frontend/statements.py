@@ -369,18 +369,19 @@ class Statements(Expressions):
             allocations.append((slot, (buffer.name, shape, numpy_dtype(buffer.dtype), scope)))
         for data, info in dict(block.annotations.items()).get("reducer_info_v2", {}).items():
             self.reducers[data] = str(info["op"])
-        counts = []
-        for data, numbers in dict(block.annotations.items()).get("barrier_init", {}).items():
-            numbered = list(enumerate(map(int, numbers), start=self.mbarriers + 1))
+        mbarriers: list[tuple[int, list[tuple[int, str, int]]]] = []
+        for data, counts in dict(block.annotations.items()).get("barrier_init", {}).items():
+            first = self.mbarriers + 1
+            numbered = [(first + i, f"{data.name}[{i}]", int(n)) for i, n in enumerate(counts)]
             self.mbarriers += len(numbered)
-            counts.append((self.barriers.setdefault(data, len(self.barriers)), numbered))
+            mbarriers.append((self.barriers.setdefault(data, len(self.barriers)), numbered))
         body = self.statement(block.body, loc)
 
         def prepare(frame: Frame):
             for slot, arguments in allocations:
                 frame.block.tiles[slot] = Tile(*arguments)
-            for slot, numbered in counts:
-                frame.block.barriers[slot] = [MBarrier(*pair) for pair in numbered]
+            for slot, numbered in mbarriers:
+                frame.block.barriers[slot] = [MBarrier(*arguments) for arguments in numbered]
 
         return sequence([Step(prepare), body])
 

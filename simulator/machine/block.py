@@ -197,6 +197,8 @@ class MBarrier:
 
     number: int
     """Number in the block, from 1."""
+    name: str
+    """Buffer and index, such as ``bars[1]``."""
     count: int | None = None
     """Arrivals of a phase; None before its initialization."""
     arrived: int = 0
@@ -230,10 +232,18 @@ class MBarrier:
         if self.count is not None and self.arrived > self.count:
             raise SimulationError(
                 "arrival",
-                f"{self.arrived} arrivals at an mbarrier initialized for {self.count}, in "
-                f"{frame.block.place}\n --> {loc}",
+                f"{self.arrived} arrivals at mbarrier {self.name}, initialized for {self.count}, "
+                f"in {frame.block.place}\n --> {loc}",
             )
         self.settle()
+
+    def state(self, parity: int) -> str:
+        """Return what a wait for a parity reports."""
+        missing = f", {self.bytes} bytes missing" if self.bytes else ""
+        return (
+            f"mbarrier {self.name}: phase {self.phase}, parity waited for {parity}, "
+            f"{self.arrived} of {self.count} arrived{missing}"
+        )
 
     def settle(self) -> None:
         """Complete the phase, and the loads issued in it, if all have arrived."""

@@ -236,3 +236,28 @@ def test_atomics_race_with_other_accesses_and_not_with_each_other():
     assert "T.atomic_add of x at byte " in race_without(histogram, 0)
     report = race_without(histogram, 1)
     assert report.startswith("load of x at byte ") and "which has changed it" in report
+
+
+@pytest.mark.parametrize("level", ["tile", "device"])
+@pytest.mark.parametrize(
+    ("arrivals", "waited", "text"),
+    [
+        (1, 1, "at mbarrier bars[1]: phase 0, parity waited for 0, 0 of 32 arrived -->"),
+        (2, 0, "64 arrivals at mbarrier bars[0], initialized for 48, in rank 0"),
+    ],
+)
+def test_a_report_of_an_mbarrier_names_its_buffer_and_index(arrivals, waited, text, level):
+    @T.prim_func
+    def program(A: T.Tensor((1,), "int32")):
+        with T.Kernel(1, threads=32):
+            other = T.alloc_barrier(32)
+            bars = T.alloc_barrier([48, 32])
+            T.mbarrier_arrive(other)
+            for _ in T.serial(arrivals):
+                T.mbarrier_arrive(bars[0])
+            if A[0] == 0:
+                T.mbarrier_wait_parity(bars[waited], 0)
+
+    with pytest.raises(SimulationError) as error:
+        tw.simulate(program, 1, [{"A": np.zeros(1, np.int32)}], level=level)
+    assert text in error.value.report
