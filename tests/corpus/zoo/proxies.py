@@ -1,7 +1,6 @@
 """TMA: proxy fences, and writes that are in flight after ``.read``. Only device functions show it.
 
-For TMA copies that all threads of a block reach, the compiler inserts these fences and waits. So
-the faults are in copies that one thread issues, or in edited device functions.
+The compiler inserts these fences and waits, so the faults are in edited device functions.
 """
 
 import tilelang.language as T
@@ -54,6 +53,7 @@ def thunderkittens_194(faulty, parts: Mail, flags: Flag, state: State, out: Row)
     "device",
     "race",
     "no fence.proxy.async is between",
+    change=dropped("tl.fence_proxy_async"),
 )
 def flashkda_24(faulty):
     @T.prim_func
