@@ -47,6 +47,7 @@ from ..passes.ir.operators import COMPLETE, HOLD, SYSTEM_ATOMIC
 from ..passes.ir.pipelined_loops import load_lines
 from ..passes.ir.releases import downgrade_ir
 from ..passes.ir.shared_memory.footprints import row_sizes
+from ..passes.ir.shared_memory.waits import mbarriers_of
 from ..passes.ir.walk import builtins_in, map_functions, uses_tileweave
 from .backends import Lower, lower_of_cuda, replace_lower_of_cuda
 from .compile import filter_logs
@@ -151,7 +152,7 @@ def _lower_with_stages(stock: Lower, mod: IRModule, target: Target) -> IRModule:
             first = first or (error, program)
             continue
         known |= {"calls": calls, "program": program, "load_lines": partial(load_lines, program)}
-        known["row_sizes"] = row_sizes(program)
+        known |= {"row_sizes": row_sizes(program), "mbarriers": mbarriers_of(program)}
         lowered = passes.run("device", lowered, **known)
         return include_headers(rename_reserved(lowered))
     assert first is not None

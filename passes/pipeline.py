@@ -271,6 +271,7 @@ PIPELINE = (
     ),
     Pass(
         verify_waits, "device", "after sync_shared_memory, which adds barriers", scope="all",
+        needs=("mbarriers",),
     ),
     Pass(
         make_coherent, "device", "after lowering, which divides tiles into elements and vectors",
@@ -336,8 +337,8 @@ def run(stages: str | Iterable[str], mod: IRModule, **known: Any) -> IRModule:
             ``target``, whether TileLang has failed for an earlier form (``is_retry``), the names of
             the ``symmetric`` tensors, the ``calls`` of builtins by number, the module before
             TileLang's pipeline (``program``), a function that returns the lines of its loads of
-            tiles (``load_lines``), the sizes of the rows of tiles (``row_sizes``), the module
-            before TileLang lowers it (``tiles``).
+            tiles (``load_lines``), the sizes of the rows of tiles (``row_sizes``), the names of the
+            mbarriers of programs (``mbarriers``), the module before TileLang lowers it (``tiles``).
     """
     stages = {stages} if isinstance(stages, str) else {*stages}
     if stages & _ON_TILES:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tvm import tirx
 
 from ...builtins.errors import LanguageError
@@ -9,7 +11,7 @@ from ..ir.shared_memory.waits import wait_fault
 from ..ir.walk import arrows
 
 
-def verify_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def verify_waits(func: tirx.PrimFunc, mbarriers: Collection[str]) -> tirx.PrimFunc:
     """Refuse a wait for a phase of an mbarrier that may never be complete, or that may be over
     before the threads look at the mbarrier, and a load that may end after the block.
 
@@ -17,10 +19,13 @@ def verify_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
     follows it
     After:  LanguageError; legal kernels stay unchanged
 
+    Args:
+        mbarriers: names of those of the program; TileLang's own have its protocol.
+
     Raises:
         LanguageError: names the mbarrier, the parity, and the lines of all waits that block.
     """
-    fault = wait_fault(func)
+    fault = wait_fault(func, mbarriers)
     if fault is None:
         return func
     lines = arrows(("wait", line) for line in fault.lines)

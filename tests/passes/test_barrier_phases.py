@@ -430,7 +430,18 @@ def test_phases_in_a_variable():
     assert "wait(free_phase)" in tw.emit(phase_in_a_variable(1, STEPS, STEPS), world_size=1)
 
 
+@factory
+def named_like_those_of_tilelang(C: T.Tensor((64,), "int32")):
+    with T.Kernel(1, threads=64):
+        mbarrier = T.alloc_barrier(64)
+        T.barrier_arrive(mbarrier)
+        T.barrier_wait(mbarrier, 1)
+        T.barrier_wait(mbarrier, 1)
+        C[T.get_thread_binding()] = 1
+
+
 ENDLESS = [
+    named_like_those_of_tilelang(),
     *(pipeline(phase(s), phase(s), s) for s in (1, 2, 3)),
     *(pipeline(phase(s), lambda k, s=s: phase(s, 1)(k) ^ 1, s) for s in (1, 2, 3)),
     *(pipeline(phase(s), lambda k: 0, s) for s in (2, 3)),

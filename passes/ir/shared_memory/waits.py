@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from tvm import tirx
+from tvm import IRModule, tirx
 
 from ..uniformity import BREAKS, RETURN
 from ..walk import (
@@ -45,7 +46,7 @@ _BLOCKS = (0, 1, 2, 3, 1 << 20)
 _SCALAR = 4096
 """Value of the scalars of a launch on which waits depend: a multiple of the usual tiles."""
 _OWN = "mbarrier"
-"""Name of the mbarriers of TileLang's pipelined loops."""
+"""Name of the mbarriers that TileLang allocates for pipelined loops."""
 _NOT_FOLLOWED = ("tl.named_barrier_arrive", "tl.ptx_arrive_cluster_barrier")
 
 Slot = tuple[tirx.Var, int]
@@ -70,7 +71,13 @@ class WaitFault:
     lines: tuple[str, ...]
 
 
-def wait_fault(func: tirx.PrimFunc) -> WaitFault | None:
+def mbarriers_of(mod: IRModule) -> set[str]:
+    """Return the names of the mbarriers that programs allocate."""
+    blocks = [b for f in mod.functions.values() for b in nodes_in(f.body, tirx.SBlock)]
+    return {data.name for b in blocks for data in b.annotations.get("barrier_init", {})}
+
+
+def wait_fault(func: tirx.PrimFunc, mbarriers: Collection[str]) -> WaitFault | None:
     """Return the first fault of the waits for mbarriers in a device function, or None.
 
     Each group of threads of a block is followed as far as it gets, through all iterations, and
@@ -82,12 +89,17 @@ def wait_fault(func: tirx.PrimFunc) -> WaitFault | None:
 
     TileLang's own mbarriers of pipelined loops with producers have its protocol. Their waits may
     end before those of warps that load nothing, which passes after this one end.
+
+    Args:
+        mbarriers: names of those of the program.
     """
+    others = frozenset({_OWN} - {*mbarriers})
     effects = [e for leaf in nodes_in(func.body, tirx.Evaluate) for e in effects_of(leaf, set())]
-    if not any(isinstance(e, Await) and not _is_own(mbarrier_of(e.barrier)[0]) for e in effects):
+    waits = [e for e in effects if isinstance(e, Await)]
+    if all(mbarrier_of(e.barrier)[0].name in others for e in waits):
         return None
     with suppress(_UnknownValueError):
-        return _Block(func, {}).fault()
+        return _Block(func, {}, others).fault()
     scalars = dict.fromkeys(scalars_of(func), _SCALAR)
     for index in _BLOCKS:
         blocks = {
@@ -95,7 +107,7 @@ def wait_fault(func: tirx.PrimFunc) -> WaitFault | None:
             for block, extent in blocks_of(func).items()
         }
         with suppress(_UnknownValueError):
-            fault = _Block(func, scalars | blocks).fault()
+            fault = _Block(func, scalars | blocks, others).fault()
             if fault is not None:
                 return fault
     return None
@@ -186,9 +198,11 @@ class _Block:
 
     Args:
         launch: values of block indices and scalars; other ones are unknown.
+        others: names of mbarriers whose waits have no fault.
     """
 
-    def __init__(self, func: tirx.PrimFunc, launch: Launch) -> None:
+    def __init__(self, func: tirx.PrimFunc, launch: Launch, others: frozenset[str]) -> None:
+        self._others = others
         self._values = ThreadValues.of_launch(func, launch)
         everyone = np.ones(self._values.count, bool)
         self._groups = [_Group(everyone, _Rest(func.body, "", None), {})]
@@ -214,10 +228,10 @@ class _Block:
             if before == self._steps and any([self._release(group) for group in self._groups]):
                 before = -1
         stuck = self._stuck() if self._steps < _STEPS else []
-        if any(_is_own(wait.slot[0]) for wait in stuck):
+        if any(wait.slot[0].name in self._others for wait in stuck):
             return None
         for wait in (*self._waits, *stuck):
-            if _is_own(wait.slot[0]):
+            if wait.slot[0].name in self._others:
                 continue
             phases = self._mbarriers[wait.slot].phases
             others = sum(clock.get(wait.group, 0) <= wait.number for clock in phases)
@@ -230,7 +244,7 @@ class _Block:
         """Return a load that no thread waits for, or None."""
         for slot, mbarrier in self._mbarriers.items():
             phase, line = mbarrier.loads
-            if _is_own(slot[0]):
+            if slot[0].name in self._others:
                 continue
             if max(group.clock.get(slot, 0) for group in self._groups) < phase:
                 what = f"no thread waits for the last load that completes on {_name(slot)}"
@@ -515,11 +529,6 @@ def _endless(wait: _Wait, phases: int, lines: tuple[str, ...]) -> WaitFault:
 
 def _name(slot: Slot) -> str:
     return f"{slot[0].name}[{slot[1]}]"
-
-
-def _is_own(data: tirx.Var) -> bool:
-    """Return whether TileLang allocates mbarriers for a pipelined loop."""
-    return data.name == _OWN
 
 
 def _is_followed(effect: Effect) -> bool:
