@@ -36,6 +36,13 @@ def arguments(node: Node) -> list[Any]:
     return [*node.args, *[node.kwargs.get(name) for name in names[len(node.args) :]]]
 
 
+def wait_of(collective: Node) -> Node | None:
+    """Return the node that waits for a collective, if no other node reads its result."""
+    users = [*collective.users]
+    is_awaited = [user.target for user in users] == [_c10d.wait_tensor.default]
+    return users[0] if is_awaited else None
+
+
 def fuse_all_reduces(graph: Graph) -> None:
     """Replace all-reduces of products by an operator of TileWeave.
 
@@ -73,8 +80,8 @@ def _match(node: Node) -> _Match | str:
     source, reduce_op, group = arguments(node)
     if reduce_op != "sum":
         return f"reduce_op={reduce_op!r}; expected 'sum'"
-    wait = next(iter(node.users), node)
-    if len(node.users) != 1 or wait.target is not _c10d.wait_tensor.default:
+    wait = wait_of(node)
+    if wait is None:
         return "more than one node reads its result"
     product = source.args[0] if source.target in RESHAPES else source
     if product.target is not _aten.mm.default:

@@ -7,7 +7,7 @@ from torch._inductor.fx_passes.micro_pipeline_tp import find_all_gather_patterns
 from torch.fx import Graph, Node
 
 from ...ops.core.groups import ranks_of
-from .all_reduces import RESHAPES, arguments
+from .all_reduces import RESHAPES, arguments, wait_of
 from .gather_forms import MOVES
 
 _c10d, _aten = torch.ops._c10d_functional, torch.ops.aten
@@ -28,9 +28,9 @@ def add_biases_to_sums(graph: Graph) -> None:
             continue
         _, reduce_op, *_, group = arguments(reduction)
         bias, parts = part.args
-        wait = next(iter(reduction.users), reduction)
+        wait = wait_of(reduction)
         is_equal = isinstance(bias, Node) and parts == ranks_of(group).world_size
-        if reduce_op != "sum" or not is_equal or wait.target is not _c10d.wait_tensor.default:
+        if reduce_op != "sum" or not is_equal or wait is None:
             continue
         _drop_bias(node)
         _add(wait, bias)

@@ -7,7 +7,7 @@ import operator
 import torch
 from torch.fx import Graph, Node
 
-from .all_reduces import RESHAPES
+from .all_reduces import RESHAPES, wait_of
 
 _c10d, _aten = torch.ops._c10d_functional, torch.ops.aten
 _GATHER = _c10d.all_gather_into_tensor.default
@@ -77,8 +77,8 @@ def flatten_gathers(graph: Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=_GATHER):
         x, *options = node.args
         value = x.meta["val"]
-        shape, wait = (-1, value.shape[-1]), next(iter(node.users), node)
-        if value.ndim < 3 or len(node.users) != 1 or wait.target is not _WAIT:
+        shape, wait = (-1, value.shape[-1]), wait_of(node)
+        if value.ndim < 3 or wait is None:
             continue
         if not all(_is_reshape(r) and r.meta["val"].shape[-1] == shape[-1] for r in wait.users):
             continue
