@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from tvm import tirx
@@ -13,6 +14,7 @@ from ...builtins.ranks import HOST_VALUES
 from .integer_ops import ARITHMETIC, BITWISE, COMPARISONS, DIVISIONS
 from .walk import has_effect, nodes_in, op_name, rewrite_children, variables_and_loads
 
+T = TypeVar("T")
 _WARP = 32
 _INDICES = {
     "tl.get_lane_idx": lambda index: index % _WARP,
@@ -205,6 +207,20 @@ def _certain(holds: np.ndarray) -> Truth:
 
 
 Visit = Callable[[tirx.Stmt, ThreadSet, "Block | None"], tirx.Stmt]
+
+
+def disjoint(parts: Iterable[tuple[np.ndarray, T]]) -> list[tuple[np.ndarray, list[T]]]:
+    """Return sets of threads that share none, each with the values of the parts in it."""
+    sets: list[tuple[np.ndarray, list[T]]] = []
+    for threads, value in parts:
+        united, values, others = threads, [value], []
+        for own, earlier in sets:
+            if (own & threads).any():
+                united, values = united | own, earlier + values
+            else:
+                others.append((own, earlier))
+        sets = [*others, (united, values)]
+    return sets
 
 
 def follow_threads(body: tirx.Stmt, visit: Visit) -> tirx.Stmt:

@@ -11,6 +11,7 @@ from tvm import DataType, tirx
 
 from ...passes.ir.accesses import READS, touches_in
 from ...passes.ir.pipelined_loops import is_pipelined
+from ...passes.ir.thread_sets import disjoint
 from ...passes.ir.walk import is_parallel, line_of, nodes_in, op_name, variables_in
 from ..machine.block import Frame, MBarrier, Tile
 from ..machine.steps import (
@@ -623,15 +624,8 @@ def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:
         return [step for _, step in cases]
 
     def wait(frame: Frame):
-        parts: list[tuple[np.ndarray, list[Step]]] = []
-        for condition, step in cases:
-            threads = np.broadcast_to(condition(frame), frame.mask.on.shape)
-            joined, steps = threads, [step]
-            for own, earlier in parts:
-                if (own & threads).any():
-                    joined, steps = joined | own, earlier + steps
-            others = [(own, earlier) for own, earlier in parts if not (own & threads).any()]
-            parts = [*others, (joined, steps)]
+        shape = frame.mask.on.shape
+        parts = disjoint((np.broadcast_to(c(frame), shape), step) for c, step in cases)
         if frame.space is not None or len(parts) == 1:
             yield from go(sequence([step for _, step in cases]), frame)
             return

@@ -14,6 +14,7 @@ from tilelang import tvm
 from tvm import tirx
 
 from ..accesses import is_private
+from ..thread_sets import disjoint
 from ..uniformity import BREAKS, RETURN, Divergence, RegisterFlow
 from ..walk import (
     MBARRIER_WAIT,
@@ -285,25 +286,20 @@ class Walk:
         Branches in a row with one condition are one branch: TileLang gives each statement of a
         pipelined loop the conditions around it.
         """
-        parts: list[tuple[np.ndarray, list[tuple[int, int]]]] = []
-        first, first_end = at, 0
-        while at < len(stmt.seq):
-            end = at + 1
-            while end < len(stmt.seq) and _is_same_branch(stmt.seq[at], stmt.seq[end]):
+        branches: list[tuple[np.ndarray, tuple[int, int]]] = []
+        end = at
+        while end < len(stmt.seq):
+            begin, end = end, end + 1
+            while end < len(stmt.seq) and _is_same_branch(stmt.seq[begin], stmt.seq[end]):
                 end += 1
-            threads, first_end = self._threads_of_branch(stmt.seq[at]), first_end or end
+            threads = self._threads_of_branch(stmt.seq[begin])
             if threads is None:
                 break
-            joined, places = threads, [(at, end)]
-            for own, earlier in parts:
-                if (own & threads).any():
-                    joined, places = joined | own, earlier + places
-            others = [(own, earlier) for own, earlier in parts if not (own & threads).any()]
-            parts = [*others, (joined, places)]
-            at = end
-        if any(self._orders(stmt.seq[n]) for n in range(first, at)):
-            return at, parts
-        return first_end, [(self._mask, [(first, first_end)])]
+            branches.append((threads, (begin, end)))
+        if any(self._orders(stmt.seq[n]) for _, places in branches for n in range(*places)):
+            return branches[-1][1][1], disjoint(branches)
+        first = branches[0][1] if branches else (at, end)
+        return first[1], [(self._mask, [first])]
 
     def _threads_of_branch(self, stmt: tirx.Stmt) -> np.ndarray | None:
         """Return the threads that execute a branch with one case, if they are some threads that its
