@@ -66,13 +66,6 @@ def output(model: nn.Module, x: Tensor) -> Tensor:
     return model(inputs_embeds=x, use_cache=False).last_hidden_state
 
 
-def shared_folder() -> str:
-    """Return a new folder that all ranks know."""
-    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(folder)
-    return folder[0]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -81,10 +74,11 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--runs", type=int, default=12 if GPU else 1)
     options, faults = parser.parse_args(), []
-    with ranks(HEAP_BYTES), torch.no_grad():
-        folder = shared_folder()
-        saved(folder, options.layers)
-        models = [loaded(folder, name) for name in IMPLEMENTATIONS]
+    with tempfile.TemporaryDirectory() as own, ranks(HEAP_BYTES), torch.no_grad():
+        folder = [own]
+        dist.broadcast_object_list(folder)  # that of rank 0
+        saved(folder[0], options.layers)
+        models = [loaded(folder[0], name) for name in IMPLEMENTATIONS]
         show("tokens", *(f"{name}, ms" for name in IMPLEMENTATIONS), "best", "error")
         show(*["---"] * (len(IMPLEMENTATIONS) + 3))
         for tokens in options.tokens:
