@@ -47,8 +47,9 @@ def followed_iterations(
         counts: whether registers count phases of mbarriers.
     """
     begin, end = max(2, _FIRST >> depth), max(1, _LAST >> depth)
-    periods = [*map(_period, loops)]
-    period = math.lcm(*periods) if math.lcm(*periods) <= _PERIOD else max(periods)
+    period = math.lcm(*map(_period, loops))
+    if period > _PERIOD:
+        period = max(map(_period, loops))
     if counts:
         begin, period = max(begin, _COUNTED >> depth), math.lcm(period, _COUNTED)
     most = _CANDIDATES if extent is None else extent

@@ -30,7 +30,7 @@ from .effects import (
 from .footprints import Footprints, Tile
 from .values import ThreadValues
 
-PRODUCTS = "tl.warpgroup_arrive"
+_PRODUCT_BEGIN = "tl.warpgroup_arrive"
 """First operation of each product by wgmma."""
 _FENCE = "tl.fence_proxy_async"
 
@@ -109,7 +109,7 @@ class _Proxies:
     def _apply(self, node: Any, varies: bool) -> None:
         if node not in self._effects:
             self._effects[node] = effects_of(node, set())
-        if op_name(getattr(node, "value", None)) == PRODUCTS:
+        if op_name(getattr(node, "value", None)) == _PRODUCT_BEGIN:
             self._product = node
         for effect in self._effects[node]:
             match effect:
