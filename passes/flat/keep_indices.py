@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,11 @@ from ..sync.regions.space import IterationSpace, NotEvaluable
 
 Access = tirx.BufferLoad | tirx.BufferStore
 
-_POINTS = 4096
-"""Number of random values of the variables for which an index is computed."""
+_POINTS = 4096, 262_144
+"""Numbers of random values of the variables for which an index is computed: the second if the
+conditions around the access hold for fewer than ``_MIN_REACHED`` of the first."""
 _MIN_REACHED = 64
-"""If the conditions around an access hold for fewer of these values, all values are compared."""
+"""If the conditions hold for fewer of the second number of values, all of them are compared."""
 _LIMIT = 1 << 16
 """Upper bound of the random values of a variable without a known range."""
 
@@ -36,8 +38,8 @@ def keep_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
     Such a sum is the place of an element of a swizzled tile, in a row whose number is constant.
 
     The pass lets TileLang flatten a copy of the function, and computes both forms of each index for
-    4096 values of the variables. If they differ, it adds an operation without effect. nvcc removes
-    it, but TVM does not simplify it.
+    random values of the variables. If they differ, it adds an operation without effect. nvcc
+    removes it, but TVM does not simplify it.
 
     Before: ``x[(j // 8 + 1) % 2 * 8 + (j % 8 + 1) % 8]``
     After:  ``x[T.bitwise_or((j // 8 + 1) % 2 * 8 + (j % 8 + 1) % 8, 0)]``
@@ -160,8 +162,9 @@ def _conditions(func: tirx.PrimFunc) -> dict[int, list[tirx.PrimExpr]]:
 class _Samples(IterationSpace):
     """Values of expressions of a function, for random values of its variables."""
 
-    def __init__(self, func: tirx.PrimFunc) -> None:
+    def __init__(self, func: tirx.PrimFunc, points: int = _POINTS[0]) -> None:
         super().__init__(1, (), {})
+        self._func, self._points = func, points
         self._random = np.random.default_rng(0)
         self._numbers: dict[Any, np.ndarray] = {}
         self._ranges = {
@@ -180,11 +183,17 @@ class _Samples(IterationSpace):
         strides = buffer.strides or packed_strides(buffer.shape)
         for index, stride in zip(access.indices, strides, strict=True):
             expected = expected + self.evaluate(index) * self.evaluate(stride)
-        reached = np.ones(_POINTS, np.bool_)
+        reached = np.ones(self._points, np.bool_)
         for condition in conditions:
             reached &= self.evaluate(condition).astype(np.bool_)
         is_rare = np.count_nonzero(reached) < _MIN_REACHED
+        if is_rare and self._points < _POINTS[-1]:
+            return self._more.differ(access, flat_index, conditions)
         return bool(np.any((self.evaluate(flat_index) != expected) & (reached | is_rare)))
+
+    @cached_property
+    def _more(self) -> _Samples:
+        return _Samples(self._func, _POINTS[-1])
 
     def evaluate(self, expr: Any) -> Any:
         """Return the values of ``expr``; if it is a vector, those of random elements.
@@ -209,5 +218,5 @@ class _Samples(IterationSpace):
 
     def _numbers_for(self, key: Any) -> np.ndarray:
         if key not in self._numbers:
-            self._numbers[key] = self._random.integers(0, _LIMIT, _POINTS)
+            self._numbers[key] = self._random.integers(0, _LIMIT, self._points)
         return self._numbers[key]

@@ -97,8 +97,11 @@ def load_lines(mod: IRModule) -> dict[str, str]:
 
 
 def uses_tma(loop: tirx.For) -> bool:
-    """Return whether producer warps may load tiles of ``loop`` by the TMA."""
-    return "tl_pipeline_stage" not in loop.annotations and any(
+    """Return whether producer warps may load tiles of ``loop`` by the TMA.
+
+    They have no use for an explicit schedule: TileLang drops it.
+    """
+    return int(loop.annotations.get("num_stages", 0)) >= 1 and any(
         may_use_tma(call) for call in calls_in(loop.body, lambda c: op_name(c) in COPIES)
     )
 

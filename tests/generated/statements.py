@@ -372,6 +372,15 @@ def reduce(w: Writer, tile: Buffer) -> None:
         w.add(f"T.copy({f.name}, {out.whole()})")
 
 
+def schedule(w: Writer, loads: int) -> str:
+    """Return the arguments of ``T.Pipelined`` for a body of so many loads and one use of them."""
+    stages = w.choice((0, 1, 2, 2, 3))
+    if stages < 2 or w.chance(0.7):
+        return f"num_stages={stages}"
+    explicit = f"order={list(range(loads + 1))}, stage={[0] * loads + [stages - 1]}"
+    return w.choice((explicit, f"num_stages={stages}, {explicit}"))
+
+
 def pipeline(w: Writer) -> None:
     """Add the tiles of a pipelined loop, maybe in a serial loop."""
     steps, outer = w.choice((2, 3)), w.choice((0, 0, 2))
@@ -388,7 +397,7 @@ def pipeline(w: Writer) -> None:
     def loops() -> None:
         if outer:
             maybe_jump(w, "p")
-        w.nest(f"for k in T.Pipelined({steps}, num_stages={w.choice((0, 1, 2, 2, 3))}):", loop)
+        w.nest(f"for k in T.Pipelined({steps}, {schedule(w, 1)}):", loop)
         if outer:
             maybe_jump(w, "p")
 
@@ -403,7 +412,7 @@ def pipeline(w: Writer) -> None:
 def product(w: Writer) -> None:
     """Multiply tiles of a pipelined loop, and store the product by columns or through a tile."""
     dtype, m, n, k = w.choice(("float16", "bfloat16")), w.threads // 2, w.choice((32, 64)), 32
-    steps, stages = 2, w.choice((0, 1, 2, 2))
+    steps = 2
     x, y = w.tensor("X", (steps, m, k), dtype), w.tensor("X", (steps, n, k), dtype)
     a, b, c = w.shared((m, k), dtype), w.shared((n, k), dtype), w.fragment((m, n), "float32")
 
@@ -415,7 +424,7 @@ def product(w: Writer) -> None:
         )
 
     w.add(f"T.clear({c.name})")
-    w.nest(f"for k in T.Pipelined({steps}, num_stages={stages}):", loop)
+    w.nest(f"for k in T.Pipelined({steps}, {schedule(w, 2)}):", loop)
     out, kind = w.result((m, n), "float32"), w.choice(("copy", "tile", "parts", "elements"))
     if kind == "copy":
         w.add(f"T.copy({c.name}, {out.whole()})")

@@ -151,3 +151,33 @@ def test_an_initialization_may_use_the_index_of_the_thread():
 def test_a_loop_without_loads_by_the_tma_is_not_specialized():
     program = of_threads(False)
     assert defer_initializations(program, TARGET).same_as(program)
+
+
+def summed(**schedule):
+    @T.prim_func
+    def program(x: T.Tensor((256, 64), "float16"), out: T.Tensor((128, 128), F32)):
+        with T.Kernel(1, threads=128):
+            box = W.alloc_symmetric((256, 64), "float16")
+            sent = T.alloc_shared((128, 64), "float16")
+            tile = T.alloc_shared((128, 64), "float16")
+            total = T.alloc_fragment((128, 128), F32)
+            T.clear(total)
+            for half in T.serial(2):
+                T.copy(x[half * 128, 0], sent)
+                T.copy(sent, box[1 - W.rank(), half * 128, 0])
+            for _ in T.serial(2):
+                for k in T.Pipelined(2, num_stages=2, **schedule):
+                    T.copy(box[W.rank(), k * 128, 0], tile)
+                    T.gemm(tile, tile, total, transpose_B=True)
+            T.copy(total, out)
+
+    return program
+
+
+@pytest.mark.parametrize("schedule", [{}, {"order": [0, 1], "stage": [0, 1]}])
+def test_an_explicit_schedule_changes_nothing(schedule):
+    """TileLang specializes such a loop, too. The compiler schedules a loop with waits itself."""
+    x = np.arange(256 * 64, dtype="float16").reshape(256, 64) % 3
+    _, result = tw.validate(summed(**schedule), 2, [{"x": x}, {"x": 0 * x}], "sm_90a")
+    halves = x.astype(F32).reshape(2, 128, 64)
+    np.testing.assert_array_equal(result["out"], 2 * (halves @ halves.transpose(0, 2, 1)).sum(0))

@@ -99,6 +99,20 @@ def test_row(divisor):
         np.testing.assert_array_equal(values_of(kept, extents), values_of(index, extents))
 
 
+def test_an_index_that_one_thread_has():
+    """Few of the values that are compared first are reached."""
+
+    @T.prim_func
+    def program(x: T.Tensor((1,), "int32"), y: T.Tensor((2, 1, 4), "int32")):
+        with T.Kernel(1, threads=256):
+            thread = T.get_thread_binding()
+            if thread < 1:
+                for j in T.serial(4):
+                    y[(x[0] + 1) % 2, thread, j] = j
+
+    assert "y[" in tw.emit(program)
+
+
 def test_refused(monkeypatch):
     """An index that TVM would simplify wrongly nevertheless is refused."""
 
