@@ -4,7 +4,7 @@
 
 The families are those of tests/generated, whose programs run on the simulator. Here each program is
 launched back to back with several inputs, between random sleeps. Its results must be those of the
-reference. The number of refused programs of each family is printed.
+reference. The refused programs are printed.
 """
 
 import argparse
@@ -85,7 +85,9 @@ def verdicts(options: argparse.Namespace) -> Verdicts:
             for (seed, program), function in zip(programs, loaded, strict=True):
                 try:
                     kernel = tw.compile(function)
-                except tw.TileWeaveError:
+                except tw.TileWeaveError as error:
+                    if not tw.rank():
+                        say(f"{family} {seed}: refused: {str(error).splitlines()[0]}")
                     refused += 1
                     continue
                 if fault := fault_of(kernel, program, options.launches):
