@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import tileweave as tw
+from tileweave.ops.core.groups import group_of
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -70,16 +71,21 @@ def fault_of(kernel: Callable, program: Program, launches: int) -> str:
 
 
 def verdicts(options: argparse.Namespace) -> Verdicts:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as own:
+        # The place of a program is a part of it, so all ranks load the files of rank 0.
+        folder = group_of("").exchange("generated: folder", own)[0]
         for family in options.checks or FAMILIES:
             programs, loaded = [], []
             for seed in range(options.first, options.first + options.programs):
                 program = random_program(family, seed)
                 if program.ranks == tw.world_size():
                     file = Path(folder) / f"{family}_{seed}.py"
-                    file.write_text(program.text)
+                    if not tw.rank():
+                        file.write_text(program.text)
                     programs.append((seed, program))
-                    loaded.append(load_module(file).program)
+            group_of("").meet("generated: files")
+            for seed, _ in programs:
+                loaded.append(load_module(Path(folder) / f"{family}_{seed}.py").program)
             compile_ahead(loaded)
             faults, refused = [], 0
             for (seed, program), function in zip(programs, loaded, strict=True):
