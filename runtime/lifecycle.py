@@ -16,7 +16,7 @@ from .host.group import join
 from .host.group_argument import process_group_of
 from .host.heap import Heap
 from .host.memory import memory_of
-from .host.native import wanted
+from .host.native import build_ahead
 from .host.session import (
     RESERVED_BYTES,
     Session,
@@ -77,7 +77,7 @@ def init(group: Any = None, *, heap_bytes: int | None = None) -> Session:
     else:
         size = _number("heap_bytes", heap_bytes, HEAP_BYTES)
     timeout_s = _variable("TILEWEAVE_TIMEOUT_S", 30, TIMEOUT_S)
-    wanted()  # refuses an illegal TILEWEAVE_NATIVE
+    build_ahead()
     ranks = join(process_group)
     require_equal(ranks, settings(int(size), timeout_s))
     heap = Heap(ranks, memory_of(ranks, int(size)), RESERVED_BYTES)
@@ -94,8 +94,8 @@ def init(group: Any = None, *, heap_bytes: int | None = None) -> Session:
     session = Session(ranks, heap, context, watchdog, session_name(process_group))
     enter(session)
     try:
-        host_functions.open_session(session)
         prepare(session)
+        host_functions.open_session(session)
     except BaseException:
         _leave(session)
         session.close()

@@ -82,6 +82,10 @@ _NCCL_SMALL, _NCCL_LARGE = (7.0, 10e-6), (26.0, 3e-6)
 """Latency of a collective of NCCL, and its time per byte that a rank receives, for small and for
 large messages. The smaller of both times applies."""
 
+UNFUSED_HOST_US = 40.0
+"""Least time between two calls of a collective of NCCL and cuBLAS that no CUDA graph captures: the
+host needs it (benchmarks/host_time.py, 2026-11-30: 45 to 83 us, a fused call 19 to 33 us)."""
+
 
 def estimate_tile_us(tiles: Tiles, K: int, itemsize: int) -> float:
     """Estimate one tile on one SM."""

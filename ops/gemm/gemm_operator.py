@@ -51,7 +51,7 @@ from ..core.tiles import (
     has_room_for_persistent_blocks,
 )
 from ..core.tiles import FP8 as FP8_TILES
-from .cost_model import estimate_unfused_us
+from .cost_model import UNFUSED_HOST_US, estimate_unfused_us
 
 _DTYPES = (torch.bfloat16, torch.float16, FP8)
 _ROW = 8
@@ -420,31 +420,35 @@ def choice_of(requested: str, problem: Problem, group: Group) -> Choice | None:
     if problem not in results and not capturing():  # a capture compiles nothing
         tune = (lambda: tune_problem(problem, group).measured) if _tuning_enabled() else None
         results[problem] = agree_on_result(problem, group, tune)
-    return _choice_of_measured(requested, problem, results.get(problem), operator)
+    return _choice_of_measured(requested, problem, results.get(problem), operator, capturing())
 
 
 @lru_cache(maxsize=1024)
 def _choice_of_measured(
-    requested: str, problem: Problem, measured: Measurement | None, operator: type[GemmOperator]
-) -> Choice | None:
+    requested: str, problem: Problem, measured: Measurement | None, operator: type[GemmOperator],
+    is_captured: bool,
+) -> Choice | None:  # fmt: skip
     """Return the result of ``choice_of``. Calls that a CUDA graph captures decide each time."""
-    if preferred_strategy(requested, problem, measured).name == "nccl":
+    if preferred_strategy(requested, problem, measured, is_captured).name == "nccl":
         return None
     return operator.table(problem) if measured is None else measured.choice
 
 
-def preferred_strategy(requested: str, problem: Problem, measured: Measurement | None) -> Strategy:
+def preferred_strategy(
+    requested: str, problem: Problem, measured: Measurement | None, is_captured: bool = False
+) -> Strategy:
     """Return the strategy for a problem that can be fused.
 
     Args:
         requested: ``auto`` or ``fused``.
         measured: result of tuning, if there is one.
+        is_captured: whether a CUDA graph captures the call.
 
     Raises:
         TileWeaveError: every fused program gave wrong results in tuning.
     """
     if requested == "auto":
-        return predicted_strategy(problem) if measured is None else measured.strategy
+        return predicted_strategy(problem, is_captured) if measured is None else measured.strategy
     if requested == "fused" and measured is not None and measured.choice is None:
         raise TileWeaveError(
             f"{problem.op}: strategy='fused', but {measured.strategy.reason}; expected 'auto' or "
@@ -453,9 +457,12 @@ def preferred_strategy(requested: str, problem: Problem, measured: Measurement |
     return Strategy(requested, "asked for")
 
 
-def predicted_strategy(problem: Problem) -> Strategy:
-    """Return the strategy that the cost model predicts to be faster."""
+def predicted_strategy(problem: Problem, is_captured: bool = False) -> Strategy:
+    """Return the strategy that the cost model predicts to be faster. A call by NCCL needs at least
+    the time of the host, unless a CUDA graph captures it."""
     fused, nccl = OPERATORS[problem.op].predicted(problem)
+    if problem.ranks > 1 and not is_captured:
+        nccl = max(nccl, UNFUSED_HOST_US)
     name = "fused" if fused <= nccl else "nccl"
     return Strategy(name, f"predicted: fused {fused / 1e3:.3f} ms, nccl {nccl / 1e3:.3f} ms")
 

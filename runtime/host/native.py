@@ -14,8 +14,10 @@ import shutil
 import subprocess
 import tempfile
 import warnings
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from threading import Thread
 
 import tvm_ffi
 
@@ -42,6 +44,18 @@ def wanted() -> bool:
     if value not in ("0", "1"):
         raise TileWeaveError(f"{_VARIABLE}={value!r}; expected 0 or 1")
     return value == "1"
+
+
+def build_ahead() -> None:
+    """Compile the native part while this thread goes on, if it is wanted. ``library`` waits for
+    it, and reports what fails."""
+    if wanted():
+        Thread(target=_try_to_build).start()
+
+
+def _try_to_build() -> None:
+    with suppress(OSError, TileWeaveError):
+        built()
 
 
 @cache

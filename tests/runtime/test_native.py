@@ -6,6 +6,8 @@ The driver and a kernel are stand-ins, written in C; memory is real.
 import ctypes
 import subprocess
 import sys
+import threading
+import time
 import types
 import warnings
 from collections.abc import Sequence
@@ -398,6 +400,27 @@ def test_an_intact_library_in_the_cache_is_not_compiled_again(monkeypatch, tmp_p
     first = native.built()
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
     assert native.built() == first
+
+
+def test_it_is_built_ahead_and_only_library_reports_what_fails(monkeypatch, tmp_path):
+    monkeypatch.setattr(env, "TILELANG_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", "false")
+    begun = threading.active_count()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        native.build_ahead()
+        wait_for_threads(begun)
+    assert not list(tmp_path.rglob("*.so"))
+    monkeypatch.delenv("CXX")
+    native.build_ahead()
+    wait_for_threads(begun)
+    (library,) = tmp_path.rglob("*.so")
+    assert native.built() == library
+
+
+def wait_for_threads(count: int) -> None:
+    while threading.active_count() > count:
+        time.sleep(0.01)
 
 
 def test_it_says_of_the_driver_what_cuda_h_says(nvcc, tmp_path):

@@ -243,8 +243,15 @@ def test_few_rows(op, M, N, K, fused, nccl):
     """The model chooses the faster program."""
     problem = problem_of(op, M, N, K, 2, torch.bfloat16)
     assert OPERATORS[op].predicted(problem) == pytest.approx((fused, nccl), rel=0.2)
-    taken = {"fused": fused, "nccl": nccl}[gemm_operator.predicted_strategy(problem).name]
-    assert taken == min(fused, nccl)
+    taken = gemm_operator.predicted_strategy(problem, is_captured=True).name
+    assert {"fused": fused, "nccl": nccl}[taken] == min(fused, nccl)
+
+
+def test_the_host_needs_time_for_nccl_without_a_graph():
+    for N, K, eager in ((7168, 4096, "fused"), (14336, 8192, "nccl")):
+        problem = problem_of("all_gather_matmul", 16, N, K, 2, torch.bfloat16)
+        assert gemm_operator.predicted_strategy(problem, is_captured=True).name == "nccl"
+        assert gemm_operator.predicted_strategy(problem).name == eager
 
 
 @pytest.mark.parametrize("op", operators_of(GemmOperator))
