@@ -10,7 +10,7 @@ reference. The refused programs are printed.
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
@@ -70,39 +70,51 @@ def fault_of(kernel: Callable, program: Program, launches: int) -> str:
     return ""
 
 
+def programs_of(family: str, seeds: Iterable[int], folder: Path) -> dict[int, Program]:
+    """Return the programs for this number of ranks, by seed. Rank 0 writes their files."""
+    programs = {seed: random_program(family, seed) for seed in seeds}
+    programs = {seed: p for seed, p in programs.items() if p.ranks == tw.world_size()}
+    if tw.rank() == 0:
+        for seed, program in programs.items():
+            file_of(folder, family, seed).write_text(program.text)
+    group_of("").meet(f"generated: {family}")
+    return programs
+
+
+def file_of(folder: Path, family: str, seed: int) -> Path:
+    return folder / f"{family}_{seed}.py"
+
+
+def verdict_of(
+    family: str, programs: Mapping[int, Program], folder: Path, launches: int
+) -> tuple[str, ...]:
+    """Run the programs of a family; return its verdict."""
+    loaded = [load_module(file_of(folder, family, seed)).program for seed in programs]
+    compile_ahead(loaded)
+    faults, accepted = [], 0
+    for (seed, program), function in zip(programs.items(), loaded, strict=True):
+        try:
+            kernel = tw.compile(function)
+        except tw.TileWeaveError as error:
+            if tw.rank() == 0:
+                say(f"{family} {seed}: refused: {str(error).splitlines()[0]}")
+            continue
+        accepted += 1
+        if fault := fault_of(kernel, program, launches):
+            faults.append(f"{seed}: {fault}")
+        kernel.free()
+    fault = "; ".join(faults) if accepted else "all programs are refused"
+    return family, fault, f"{accepted} of {len(programs)} accepted"
+
+
 def verdicts(options: argparse.Namespace) -> Verdicts:
+    seeds = range(options.first, options.first + options.programs)
     with tempfile.TemporaryDirectory() as own:
         # The place of a program is a part of it, so all ranks load the files of rank 0.
-        folder = group_of("").exchange("generated: folder", own)[0]
+        folder = Path(group_of("").exchange("generated: folder", own)[0])
         for family in options.checks or FAMILIES:
-            programs, loaded = [], []
-            for seed in range(options.first, options.first + options.programs):
-                program = random_program(family, seed)
-                if program.ranks == tw.world_size():
-                    file = Path(folder) / f"{family}_{seed}.py"
-                    if not tw.rank():
-                        file.write_text(program.text)
-                    programs.append((seed, program))
-            group_of("").meet("generated: files")
-            for seed, _ in programs:
-                loaded.append(load_module(Path(folder) / f"{family}_{seed}.py").program)
-            compile_ahead(loaded)
-            faults, refused = [], 0
-            for (seed, program), function in zip(programs, loaded, strict=True):
-                try:
-                    kernel = tw.compile(function)
-                except tw.TileWeaveError as error:
-                    if not tw.rank():
-                        say(f"{family} {seed}: refused: {str(error).splitlines()[0]}")
-                    refused += 1
-                    continue
-                if fault := fault_of(kernel, program, options.launches):
-                    say(f"{family} {seed}: {fault}")
-                    faults.append(f"{seed}: {fault}")
-                kernel.free()
-            right = len(programs) - refused
-            fault = "; ".join(faults) if right else "all programs are refused"
-            yield family, fault, f"{right} accepted, {refused} refused"
+            programs = programs_of(family, seeds, folder)
+            yield verdict_of(family, programs, folder, options.launches)
 
 
 if __name__ == "__main__":
