@@ -25,6 +25,7 @@ from .statements import (
     retire,
     reuse,
     store,
+    stream,
     tail,
     words,
 )
@@ -195,8 +196,20 @@ def roles(w: Writer) -> None:
     finish(w)
 
 
+def streams(w: Writer) -> None:
+    """Pipelined loops over tiles of the neighbor, with waits that the compiler inserts."""
+    w.threads, w.dtype = w.choice((128, 128, 256)), w.choice((*FLOATS, "float16", "int8"))
+    w.shape = (w.choice((16, 32)), w.choice((32, 64)))
+    for _ in range(w.choice((1, 1, 2))):
+        stream(w)
+    if w.chance(0.3):
+        w.choice((pipeline, product))(w)
+    finish(w)
+
+
 FAMILIES: dict[str, Callable[[Writer], None]] = {
-    f.__name__: f for f in (halos, producers, operands, columns, fragments, mixed, jumps, roles)
+    f.__name__: f
+    for f in (halos, producers, operands, columns, fragments, mixed, jumps, roles, streams)
 }
 
 

@@ -442,6 +442,57 @@ def product(w: Writer) -> None:
             )
 
 
+def stream(w: Writer) -> None:
+    """Send tiles to the next rank in a loop; add or multiply the neighbor's in pipelined loops."""
+    multiplies = w.dtype in ("float16", "bfloat16") and w.chance(0.5)
+    shape = (w.threads // 2, 32) if multiplies else w.shape
+    steps, outer, dtype = w.choice((2, 3, 4)), w.choice((0, 0, 2)), w.dtype
+    source, box = w.tensor("X", (steps, *shape)), w.mailbox(steps, *shape, dtype=dtype)
+    sent, tile = w.shared(shape), w.shared(shape)
+    sums = "float32" if dtype in FLOATS else "int32"
+    total = w.fragment((shape[0], shape[0]) if multiplies else shape, sums)
+    own, whole = box("me"), (f"0:{shape[0]}", f"0:{shape[1]}")
+    second = w.tensor("G", (steps, *shape)) if w.chance(0.4) else None
+    other = tile if second is None else w.shared(shape)
+
+    def send() -> None:
+        target = box(f"(me + 1) % {w.ranks}").at("k", *whole)
+        w.add(f"T.copy({source.at('k', *whole)}, {sent.name})")
+        w.add(f"T.copy({sent.name}, {target})")
+
+    def use() -> None:
+        w.add(f"T.copy({own.at(w.choice(('k', f'{steps - 1} - k')), *whole)}, {tile.name})")
+        if second is not None:
+            w.add(f"T.copy({second.at('k', *whole)}, {other.name})")
+        if multiplies:
+            w.add(f"T.gemm({tile.name}, {other.name}, {total.name}, transpose_B=True)")
+        else:
+            products = (
+                f"{cast(tile.at('i', 'j'), dtype, sums)} * {cast(other.at('i', 'j'), dtype, sums)}"
+            )
+            w.parallel(shape, f"{total.at('i', 'j')} += {products}")
+
+    def loops() -> None:
+        w.nest(f"for k in T.Pipelined({steps}, num_stages={w.choice((0, 1, 2, 3))}):", use)
+
+    is_early = w.chance(0.5)
+    if is_early:
+        w.add(f"T.clear({total.name})")
+    kind = w.choice(("T.serial({})", "T.serial({})", "T.Pipelined({}, num_stages=2)"))
+    w.nest(f"for k in {kind.format(steps)}:", send)
+    if w.chance(0.3):
+        change(w, defined(w))
+    if not is_early:
+        w.add(f"T.clear({total.name})")
+    if outer:
+        w.nest(f"for p in T.serial({outer}):", loops)
+    elif w.chance(0.2):
+        w.nest(f"if {w.condition()}:", loops)
+    else:
+        loops()
+    w.add(f"T.copy({total.name}, {w.result(total.shape, sums).whole()})")
+
+
 def tail(w: Writer) -> None:
     """Load and store rows of a tensor that ends within the last tile."""
     rows, columns = w.shape

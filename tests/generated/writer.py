@@ -101,6 +101,14 @@ class Writer:
             self.allocations.append(line)
         return s
 
+    def mailbox(self, *shape: int, dtype: str) -> Callable[[str], Buffer]:
+        """Allocate another symmetric tensor. Return a function: rank -> the part of a block that is
+        located on the rank."""
+        self.count += 1
+        name = f"R{self.count}"
+        self.allocations.append(f'{name} = W.alloc_symmetric({(*self.grid, *shape)}, "{dtype}")')
+        return lambda owner: Buffer(name, shape, dtype, f"{owner}, {self.block}")
+
     def _new(self, stem: str, shape: tuple[int, ...] | None, dtype: str) -> Buffer:
         self.count += 1
         return Buffer(f"{stem}{self.count}", shape or self.shape, dtype or self.dtype)

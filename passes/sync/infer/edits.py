@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from tvm import tirx
 
+from ....builtins.errors import LanguageError
 from ...ir.spans import get_stmt_span, set_stmt_span
-from ...ir.walk import flatten, rewrite_children
+from ...ir.walk import flatten, location, rewrite_children, statements_of
 from ..regions.accesses import Access, Program
 from ..regions.footprints import Footprints
 from ..regions.space import Loop
@@ -47,10 +48,16 @@ class Placement:
         self.tail.append(at_line_of(access.anchor, stmt))
 
     def apply(self, body: tirx.Stmt, program: Program) -> tirx.Stmt:
-        """Return ``body`` with all statements inserted."""
+        """Return ``body`` with all statements inserted.
+
+        Raises:
+            LanguageError: a loop would get statements that its explicit schedule does not count.
+        """
 
         def insert(stmt: tirx.Stmt) -> tirx.Stmt:
             new = rewrite_children(stmt, insert)
+            if isinstance(stmt, tirx.For) and "tl_pipeline_stage" in stmt.annotations:
+                _require_same_count(stmt, new)
             stmts = [*self.before.get(stmt, ()), new, *self.after.get(stmt, ())]
             if program.body is not None and stmt.same_as(program.body):
                 head = [at_line_of(program.kernel, s) for s in self.head]
@@ -58,6 +65,14 @@ class Placement:
             return flatten(stmts)
 
         return insert(body)
+
+
+def _require_same_count(loop: tirx.For, new: tirx.For) -> None:
+    if len(statements_of(new.body)) != len(statements_of(loop.body)):
+        raise LanguageError(
+            "T.Pipelined: order and stage count the statements of the loop, to which the compiler "
+            f"adds signals or waits; expected num_stages alone{location(loop)}"
+        )
 
 
 def at_line_of(anchor: tirx.Stmt, stmt: tirx.Stmt) -> tirx.Stmt:

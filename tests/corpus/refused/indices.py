@@ -166,3 +166,21 @@ def all_ranks_in_one_loop(X: Row, S: W.Symmetric((2, N), F32), Y: Row):
         for r, i in T.Parallel(2, N):  # HERE
             S[r, me, i] = X[i]
         T.copy(S[me, 1 - me, 0], Y)
+
+
+@refused(
+    "T.Pipelined: order and stage count the statements of the loop, to which the compiler adds "
+    "signals or waits; expected num_stages alone"
+)
+def a_schedule_without_the_waits():
+    @T.prim_func
+    def program(X: T.Tensor((2, N), F32), S: W.Symmetric((2, N), F32), Y: T.Tensor((2, N), F32)):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((1, N), F32)
+            for k in T.serial(2):
+                T.copy(X[k : k + 1, :], S[1 - W.rank(), k, 0])
+            for k in T.Pipelined(2, order=[0, 1], stage=[0, 1]):  # HERE
+                T.copy(S[W.rank(), k, 0], tile)
+                T.copy(tile, Y[k, 0])
+
+    return program
