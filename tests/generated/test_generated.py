@@ -15,7 +15,7 @@ from .programs import FAMILIES, NEED_SM_90, random_program
 QUICK = 8
 """Programs of each family in ``make test``."""
 CHUNKS, CHUNK = 11, 12
-"""``make test-long`` tests this number of groups of programs of each family: 1,056 in all."""
+"""``make test-long`` tests this number of groups of programs of each family: 1,188 in all."""
 
 
 def faults(family: str, seeds: range, folder: Path) -> list[str]:
