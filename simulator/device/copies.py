@@ -217,7 +217,7 @@ def _load(
         expects: whether it also expects its bytes.
     """
     memory, address = target
-    source = Source(op, loc)
+    source = Source(op, loc, "a wait at its mbarrier")
 
     def run(frame: Frame):
         block: DeviceBlock = frame.block
@@ -261,7 +261,7 @@ def _preempted(run: Any) -> Step:
 def _store(region: Box | Run, origin: Any, ufunc: Any, op: str, loc: str) -> Step:
     """Compile an asynchronous store, or reduction, from shared to global memory."""
     memory, address = origin
-    source = Source(op, loc)
+    source = Source(op, loc, "a wait for the group of this store")
 
     def run(frame: Frame):
         block: DeviceBlock = frame.block
@@ -275,7 +275,7 @@ def _store(region: Box | Run, origin: Any, ufunc: Any, op: str, loc: str) -> Ste
             block.sources[g].open = read_at
             shared = block.shared[memory]
             shared.read_async(chunks, np.array([g]), [(reader, read_at)], source)
-            values, bad = shared.values(chunks, region.dtype)
+            values, bad = shared.values(chunks, region.dtype, source)
             values = values.reshape(-1)[in_bounds]
             poison = None if bad is None else bad.reshape(-1)[in_bounds]
             if poison is not None and not poison.any():
@@ -345,12 +345,12 @@ def bulk_store(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 def cp_async(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     """``cp_async(destination, source, elements, [predicate])``: each thread copies."""
     op = "cp.async"
+    source = Source(op, loc, "T.ptx_wait_group (cp.async.wait_group)")
     memory, address = shared_address(c, call.args[0], op, loc)
     buffer, indices = c.pointee(call.args[1], loc)
     first = c.in_whole(buffer, c.indices(indices, op, loc), loc)
     name, dtype, count = c.globals[buffer.data], numpy_dtype(buffer.dtype), int(call.args[2])
     predicate = c.compile(call.args[3], loc).value if len(call.args) > 3 else None
-    source = Source(op, loc)
 
     def run(frame: Frame):
         block: DeviceBlock = frame.block

@@ -53,11 +53,13 @@ class Reduction:
     stride: int
     loc: str
 
-    def run(self, frame: Frame, values: np.ndarray, workspace: Any) -> np.ndarray:
-        """Return the results of the active threads.
+    def run(
+        self, frame: Frame, values: np.ndarray, poison: np.ndarray | None, workspace: Any
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the results of the active threads and their poison.
 
         Args:
-            values: by active thread and value.
+            values, poison: by active thread and value.
             workspace: shared memory and address of the exchange between warps.
         """
         distance = self.threads // 2
@@ -68,8 +70,9 @@ class Reduction:
             else:
                 other = self._exchanged(frame, values, partners, workspace)
             values = self.ufunc(values, other).astype(values.dtype)
+            poison = None if poison is None else poison | poison[partners]
             distance //= 2
-        return values
+        return values, poison
 
     def _partners(self, frame: Frame, distance: int) -> np.ndarray:
         """Return the position of the partner of each active thread among the active threads."""
@@ -136,14 +139,18 @@ def all_reduce(c: DeviceStatements, call: tirx.Call, loc: str) -> Expr:
     reduction = _reduction(call.args[0].value, loc)
     if reduction is None:
         return external.extern_value(c, call, loc)
-    expr = c.compile(call.args[1], loc)
+    expr, node = c.compile(call.args[1], loc), c.node()
     workspace = _workspace(c, call.args[2] if len(call.args) > 2 else None, loc)
 
     def value(frame: Frame):
         values = of_threads(expr.value(frame), frame)[:, None]
-        return to_threads(reduction.run(frame, values, workspace(frame))[:, 0], frame)
+        bad = expr.poison(frame) if expr.poison else None
+        poison = None if bad is None else of_threads(bad, frame)[:, None]
+        results, poison = reduction.run(frame, values, poison, workspace(frame))
+        frame.cache[node] = None if poison is None else to_threads(poison[:, 0], frame)
+        return to_threads(results[:, 0], frame)
 
-    return Expr(value, expr.poison)
+    return Expr(value, lambda frame: frame.cache.get(node))
 
 
 def all_reduce_batch(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
@@ -151,14 +158,16 @@ def all_reduce_batch(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     reduction = _reduction(call.args[0].value, loc)
     if reduction is None:
         return debug_ops.call_extern(c, call, loc)
-    data, offset = call.args[1].args[1], call.args[1].args[2]
-    registers = Registers(c, data, offset, reduction.count, "reduction", loc)
+    buffer, (offset,) = c.pointee(call.args[1], loc)
+    registers = Registers(c, buffer.data, offset, reduction.count, "reduction", loc)
     workspace = _workspace(c, call.args[2] if len(call.args) > 2 else None, loc)
 
     def run(frame: Frame):
         rows = frame.mask.threads[None]
-        results = reduction.run(frame, registers.read(frame, rows)[0], workspace(frame))
-        registers.write(frame, rows, results[None])
+        values, bad = registers.read(frame, rows)
+        poison = None if bad is None else bad[0]
+        results, poison = reduction.run(frame, values[0], poison, workspace(frame))
+        registers.write(frame, rows, results[None], poison)
 
     return Step(run)
 

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..memory.clock import Clock
+from ..memory.memory import Memory
 from ..memory.order import BlockOrder
-from ..report.errors import SimulationError
+from ..report.errors import SimulationError, read_before_write
 
 _WIDEST = 16
 """Bytes of the widest chunk, and the multiple of the size of the arrays."""
@@ -28,10 +29,15 @@ _CANARY = 0xFF
 
 @dataclass(frozen=True)
 class Source:
-    """Operation and location of an access to shared memory, for reports."""
+    """Operation and location of an access to shared memory, for reports.
+
+    Attributes:
+        wait: what waits for the access, if it is asynchronous.
+    """
 
     op: str
     loc: str
+    wait: str = ""
 
 
 class Agents:
@@ -188,15 +194,25 @@ class _LastAccesses:
 
 
 class SharedMemory:
-    """Shared memory of one block."""
+    """Shared memory of one block.
 
-    def __init__(self, name: str, size: int, agents: Agents) -> None:
-        self.name, self.agents, self.size = name, agents, size
+    Args:
+        tiles: offset and name of each tile in it.
+        memory: global memory, which has the explanation of poison.
+    """
+
+    def __init__(
+        self, name: str, size: int, tiles: Sequence[tuple[int, str]], agents: Agents, memory: Memory
+    ) -> None:  # fmt: skip
+        self.name, self.size, self._tiles = name, size, tiles
+        self.agents, self._memory = agents, memory
         size += -size % _WIDEST
         self.bytes = np.full(size, _CANARY, np.uint8)
         self.poison = np.ones(size, np.bool_)
         self._written, self._writes = np.zeros(size, np.int32), _Log()
         """Number of the last write of each byte."""
+        self._unwritten: dict[int, str] = {}
+        """Explanation of poison, as in ``Memory``, by the number of the write that stored it."""
         self._reads, self._atomics = _LastAccesses("read", size), _LastAccesses("changed", size)
 
     def load(
@@ -213,7 +229,7 @@ class SharedMemory:
         chunks = self._span(addresses, width, source)
         self._require_ordered(chunks, groups, source, self._atomics)
         self._note(self._reads, chunks, groups, source)
-        values, bad = self.values(chunks, dtype)
+        values, bad = self.values(chunks, dtype, source)
         rows = len(addresses), width // dtype.itemsize
         return values.reshape(rows), None if bad is None else bad.reshape(rows)
 
@@ -236,7 +252,7 @@ class SharedMemory:
         left = np.arange(len(of_lanes))
         while left.size:  # in each turn one operation on each element
             turn = left[np.unique(chunks.numbers[left, 0], return_index=True)[1]]
-            values, bad = self.values(chunks.rows(turn), dtype)
+            values, bad = self.values(chunks.rows(turn), dtype, source)
             if bad is not None:
                 raise SimulationError(
                     "poison", f"{source.op}, which is uninitialized\n --> {source.loc}"
@@ -264,6 +280,8 @@ class SharedMemory:
         numbers = np.zeros(len(self.agents.order.time), np.int32)
         for g in _distinct(groups):
             numbers[g] = self._writes.add(g, self.agents.order.time[g], source)
+            if bad is not False:
+                self._unwritten[int(numbers[g])] = self._memory.unwritten
         self._end_write(chunks, numbers[groups][:, None, None])
 
     def read_async(
@@ -275,8 +293,8 @@ class SharedMemory:
             chunks: bytes of each group, or one row that all groups read.
             readers: agent and time of the read of each group.
         """
-        self._require_fenced(chunks, groups, source)
         self._require_ordered(chunks, groups, source, self._atomics)
+        self._require_fenced(chunks, groups, source)
         is_shared = len(chunks.numbers) == 1
         for row, (agent, time) in enumerate(readers):
             self._reads.note(agent, chunks.rows(0 if is_shared else row), time, source)
@@ -302,13 +320,17 @@ class SharedMemory:
         of_groups = np.zeros(max(writers) + 1, np.int32)
         for g, (agent, time) in writers.items():
             of_groups[g] = self._writes.add(agent, time, source, generic)
+            if bad is not False:
+                self._unwritten[int(of_groups[g])] = self._memory.unwritten
         numbers = of_groups[groups].reshape(-1, *[1] * chunks.numbers.ndim)
         self._end_write(chunks, numbers)
         if len(writers) > 1:
             others = chunks.of(self._written) != numbers
             self._refuse(chunks, others, groups, source, "written", self._writes, self._written)
 
-    def values(self, chunks: Chunks, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray | None]:
+    def values(
+        self, chunks: Chunks, dtype: np.dtype, source: Source
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the elements of each chunk and their poison, without an access. If an element is
         wider than a chunk, the chunks of a row are joined."""
         raw, bad = chunks.of(self.bytes), chunks.of(self.poison)
@@ -317,7 +339,19 @@ class SharedMemory:
         values = raw.view(dtype)
         if not bad.any():
             return values, None
+        self._note_poison(chunks, source)
         return values, bad.reshape(*values.shape, dtype.itemsize).any(axis=-1)
+
+    def _note_poison(self, chunks: Chunks, source: Source) -> None:
+        """Note that poison is read from some of these bytes."""
+        _, byte = chunks.first(chunks.of(self.poison))
+        explanation = self._unwritten.get(int(self._written[byte]))
+        self._memory.unwritten = explanation or read_before_write(self._tile(byte), source.loc)
+
+    def _tile(self, byte: int) -> str:
+        """Return the names of the tiles that begin at or last before a byte."""
+        begin = max((offset for offset, _ in self._tiles if offset <= byte), default=0)
+        return " or ".join(name for offset, name in self._tiles if offset == begin) or self.name
 
     def _span(self, addresses: np.ndarray, width: int, source: Source) -> Chunks:
         if not addresses.size:  # no thread takes this side of a T.if_then_else
@@ -425,12 +459,20 @@ class SharedMemory:
             return
         row, byte = chunks.first(bad)
         number, name = int(numbers[byte]), self.agents.name
-        before, own = log.sources[number], name(int(groups[row]))
+        before, own, agent = log.sources[number], name(int(groups[row])), int(log.agents[number])
+        missing = ""
+        if before.wait:
+            is_running = (self.agents.known()[:, agent] < log.times[number]).all()
+            missing = (
+                f"\nit may still be running; expected {before.wait} between the two"
+                if is_running
+                else "\nonly other threads have waited for it; expected T.sync_threads after that"
+            )
         raise SimulationError(
             "race",
             f"{source.op} at byte {byte} of {self.name} by {own}\nis not ordered "
-            f"after {before.op} by {name(int(log.agents[number]))}, which has {verb} it --> "
-            f"{before.loc}\n --> {source.loc}",
+            f"after {before.op} by {name(agent)}, which has {verb} it --> "
+            f"{before.loc}\n --> {source.loc}{missing}",
         )
 
 

@@ -54,6 +54,8 @@ class DeviceStatements(Statements):
         super().__init__()
         self.shared: dict[tirx.Var, SharedPlace] = {}
         """Pointers to shared memory."""
+        self._tiles_at: dict[int, list[tuple[int, str]]] = {}
+        """Byte offset and name of each tile in shared memory, by slot of the allocation."""
         self._allocations = itertools.count()
         self.buffers: dict[tirx.Var, tirx.Buffer] = {}
         """Declared buffers, by their pointer."""
@@ -103,11 +105,14 @@ class DeviceStatements(Statements):
             slot = next(self._allocations)
             self.shared[buffer.data] = SharedPlace(slot, 0)
             name, size = buffer.name, count * numpy_dtype(buffer.dtype).itemsize
+            tiles = self._tiles_at[slot] = []
 
             def allocate(frame: Frame):
                 block = frame.block
                 if slot not in block.shared:
-                    block.shared[slot] = SharedMemory(name, size, block.agents)
+                    block.shared[slot] = SharedMemory(
+                        name, size, tiles, block.agents, block.machine.memory
+                    )
 
             return Step(allocate)
         if not scope.startswith("local"):
@@ -152,6 +157,7 @@ class DeviceStatements(Statements):
         if place is None:
             raise unsupported(f"the pointer {stmt.var}", loc)
         self.shared[stmt.var] = SharedPlace(place.memory, place.offset + offset)
+        self._tiles_at[place.memory].append((place.offset + offset, stmt.var.name))
         return Step(lambda frame: None)
 
     def pointee(self, node: Any, loc: str) -> tuple[Any, list[Any]]:

@@ -136,7 +136,7 @@ class SharedOperand:
             starts = of_threads(start, frame).reshape(rows.shape)
         else:
             starts = np.full((len(rows), 1), start)
-        shared, source = block.shared[matrix.memory], Source("wgmma", self._loc)
+        shared, source = block.shared[matrix.memory], Source("wgmma", self._loc, "T.wait_wgmma")
         out, masks = [], []
         for first, start in zip(range(0, _WARPS * len(rows), _WARPS), starts, strict=True):
             if (start != start[0]).any():
@@ -150,7 +150,7 @@ class SharedOperand:
             for g, (_, time) in zip(groups, readers, strict=True):
                 block.products[g].open = time
             shared.read_async(chunks, np.array(groups), readers, source)
-            values, bad = shared.values(chunks, self._dtype)
+            values, bad = shared.values(chunks, self._dtype, source)
             masks.append(None if bad is None else self._matrix(bad))
             out.append(wide(self._matrix(values)))
         if all(mask is None for mask in masks):

@@ -381,8 +381,8 @@ def load_tile(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[Any, Any
     if tile in frame.points:
         select(frame, tile.name, tile.shape, index, loc)
         copies, key = frame.points[tile], _key_of_points(frame, tile, index, loc)
-        bad = (
-            None if copies.poison is None or not np.any(copies.poison[key]) else copies.poison[key]
+        bad = read_poison(
+            frame, copies, key, None if copies.poison is None else copies.poison[key], loc
         )
         require_one_value(frame, copies, bad, loc)
         return copies.data[key], bad
@@ -405,7 +405,15 @@ def load_tile(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[Any, Any
             None if part is None else _scattered(part, covered) for part in (values, bad)
         )
     require_one_value(frame, tile, bad, loc)
-    return values, bad if bad is not None and bad.any() else None
+    return values, read_poison(frame, tile, key, bad, loc)
+
+
+def read_poison(frame: Frame, tile: Tile, key: Any, poison: Any, loc: str) -> Any:
+    """Return the mask of the poison that a line reads at ``key``; None if there is none."""
+    if poison is None or not poison.any():
+        return None
+    frame.block.note_poison(tile, key, loc)
+    return poison
 
 
 def _scattered(values: np.ndarray, covered: np.ndarray) -> np.ndarray:
@@ -446,7 +454,7 @@ def _load_by_thread(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[An
     bad = None if tile.poison is None else tile.poison[key]
     if bad is not None:  # inactive threads may not have written theirs
         bad = bad & (frame.mask.on[:, None] if bad.ndim > 1 else frame.mask.on)
-    return tile.data[key], bad if bad is not None and bad.any() else None
+    return tile.data[key], read_poison(frame, tile, key, bad, loc)
 
 
 def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, loc: str) -> None:
@@ -469,7 +477,7 @@ def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, 
             if poison is not None and _of_threads(poison, frame):
                 poison = poison[threads]
         tile.data[key] = values
-        tile.set_poison(key, poison)
+        tile.set_poison(key, poison, frame.block.machine.memory.unwritten)
         return
     if frame.space is not None and tile.scope in _REGISTERS and (
         tile in frame.points or not any(isinstance(i, np.ndarray) for i in index)
@@ -519,7 +527,7 @@ def _put(frame: Frame, tile: Tile, key: tuple, values: Any, poison: Any, loc: st
     if frame.block.stores:
         frame.block.require_unread(tile, key, loc)
     tile.data[key] = values
-    tile.set_poison(key, poison)
+    tile.set_poison(key, poison, frame.block.machine.memory.unwritten)
 
 
 def _store_of_points(
@@ -534,7 +542,8 @@ def _store_of_points(
     key = tuple(np.broadcast_to(i, space)[active] for i in _key_of_points(frame, tile, index, loc))
     copies = frame.points[tile]
     copies.data[key] = np.broadcast_to(values, space)[active]
-    copies.set_poison(key, None if poison is None else np.broadcast_to(poison, space)[active])
+    bad = None if poison is None else np.broadcast_to(poison, space)[active]
+    copies.set_poison(key, bad, frame.block.machine.memory.unwritten)
 
 
 def _differs(index: list, values: Any) -> bool:

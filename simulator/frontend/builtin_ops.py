@@ -21,7 +21,7 @@ from ..memory.barrier_words import Barrier
 from ..memory.order import LEVEL, merge
 from ..memory.values import convert, equal_bits, is_float
 from ..report.errors import SimulationError, uninitialized, unsupported
-from .accesses import element_access, select, store_tile
+from .accesses import element_access, read_poison, select, store_tile
 from .atomics import Word, accessed_by, gather, places, unwritten_word, words_at
 from .expressions import Expr
 from .functions import REDUCTIONS
@@ -335,6 +335,7 @@ def _tile_atomic(
             words = [(*index[:-1], index[-1] + lane) for lane in range(lanes)]
             elements = convert([element] if lanes == 1 else element, tile.dtype)
             if tile.poison is not None and any(tile.poison[word] for word in words):
+                frame.block.note_poison(tile, words[0], loc)
                 raise uninitialized(f"{pointer.op} of", frame.block, loc)
             old = [tile.data[word] for word in words]
             results.append((place, old[0] if lanes == 1 else np.array(old)))
@@ -368,7 +369,8 @@ def _any_or_all(f: Any):
             first = int(np.ravel_multi_index([int(i) for i in pointer.index(frame)], tile.shape))
             part = slice(first, first + count)
             poison = None if tile.poison is None else tile.poison.reshape(-1)[part]
-            frame.cache[node] = True if poison is not None and poison.any() else None
+            bad = read_poison(frame, tile, ..., poison, loc)
+            frame.cache[node] = None if bad is None else True
             return bool(f(tile.data.reshape(-1)[part]))
 
         return Expr(value, lambda frame: frame.cache.get(node))

@@ -8,13 +8,13 @@ import numpy as np
 from tvm import tirx
 
 from ...builtins.spec import BUILTINS, Builtin, builtin_of
-from ..machine.block import Frame
+from ..machine.block import AsyncCopy, Frame
 from ..machine.steps import Step
 from ..memory.alignment import BULK, require_aligned, require_bulk_size
 from ..memory.order import SYS
 from ..memory.threads import EACH_THREAD, WARP, ElementAccess
 from ..report.errors import uninitialized
-from .accesses import out_of_bounds, uniform
+from .accesses import out_of_bounds, read_poison, uniform
 from .block_ops import commit_stores, wait_stores
 from .functions import REDUCTIONS
 from .pointer import Pointer
@@ -139,11 +139,14 @@ def bulk_load(c: Statements, call: tirx.Call, loc: str) -> Step:
         values, poison = source.read(_bulk_run(frame, source, src, count), access)
         values, key = np.array(values).reshape(-1), _bulk_run(frame, tile, dst, count)
         block.require_unread(tile, key, loc)
-        tile.set_poison(key, True)
+        flight = AsyncCopy(key, op, loc, f"a wait at mbarrier {full.name}")
+        tile.begin_copy(flight)
 
         def deliver() -> None:
+            tile.copies.remove(flight)
             tile.data[key] = values
-            tile.set_poison(key, None if poison is None else np.reshape(poison, -1))
+            bad = None if poison is None else np.reshape(poison, -1)
+            tile.set_poison(key, bad, source.unwritten)
 
         full.issue(access.time, deliver)
 
@@ -165,7 +168,7 @@ def _bulk_store(spec: Builtin):
             block.use(tile, frame.mask.overlapping)
             values = np.array(tile.data[part]).reshape(-1)
             poison = None if tile.poison is None else tile.poison[part].reshape(-1)
-            poison = poison if poison is not None and poison.any() else None
+            poison = read_poison(frame, tile, part, poison, loc)
             key = _bulk_run(frame, target, dst, count)
             access = block.bulk_access(
                 frame.mask.thread_groups, op, loc, SYS if reduces else 0, (tile, part)

@@ -208,7 +208,10 @@ class Expressions:
             return bound
 
         def poison(frame: Frame):
-            return frame.block.poisoned[slot] if frame.block is not None else None
+            bad = frame.block.poisoned[slot] if frame.block is not None else None
+            if bad is not None:
+                frame.block.machine.memory.unwritten = frame.block.explanations[slot]
+            return bad
 
         varies = var not in self.uniform
         return Expr(

@@ -18,7 +18,7 @@ from ..machine.steps import Step
 from ..memory.threads import WARP
 from ..memory.values import convert, poison_of_product, union_of_poison
 from ..report.errors import SimulationError, unsupported
-from .accesses import of_threads
+from .accesses import of_threads, read_poison
 from .numbers import note_operand, require_numbers
 from .statements import Statements
 
@@ -121,7 +121,7 @@ class Registers:
         """Return the elements and their poison, by row of threads, thread and element."""
         tile, key, shape = self._tile(frame), self._key(frame, rows), (*rows.shape, self.count)
         poison = None if tile.poison is None else tile.poison[key].reshape(shape)
-        return tile.data[key].reshape(shape), poison
+        return tile.data[key].reshape(shape), read_poison(frame, tile, key, poison, self.loc)
 
     def write(self, frame: Frame, rows: np.ndarray, values: np.ndarray, poison: Any = None) -> None:
         tile, key = self._tile(frame), self._key(frame, rows)
@@ -131,7 +131,8 @@ class Registers:
             index = np.ogrid[key] if isinstance(key[0], slice) else key
             require_numbers(frame, tile.name, index, values, None, self.loc)
         tile.data[key] = values
-        tile.set_poison(key, None if poison is None else poison.reshape(shape))
+        bad = None if poison is None else poison.reshape(shape)
+        tile.set_poison(key, bad, frame.block.machine.memory.unwritten)
 
 
 def ldmatrix(c: Statements, call: tirx.Call, loc: str) -> Step:

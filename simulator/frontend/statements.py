@@ -293,6 +293,8 @@ class Statements(Expressions):
                 if frame.operands is not None:
                     block.operands[slot] = frame.operands
                 block.poisoned[slot] = expr.poison(frame) if expr.poison else None
+                if block.poisoned[slot] is not None:
+                    block.explanations[slot] = block.machine.memory.unwritten
 
         return run
 

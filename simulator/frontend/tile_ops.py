@@ -12,7 +12,7 @@ import numpy as np
 from tvm import tirx
 
 from ...passes.ir.walk import base_of
-from ..machine.block import Frame, MBarrier
+from ..machine.block import AsyncCopy, Frame, MBarrier
 from ..machine.steps import Step
 from ..memory.memory import Access, Tensor
 from ..memory.order import GPU, SYS
@@ -121,6 +121,7 @@ class Region(NamedTuple):
             divided: whether the threads divide the box as in T.Parallel.
             fragment: the other side, if its layout divides the box.
         """
+        tile = None
         if self.ref is None:
             tile = frame.tile(self.slot)
             frame.block.use(tile, frame.mask.overlapping)
@@ -136,7 +137,7 @@ class Region(NamedTuple):
             tensor = self.ref.tensor(frame)
             box, dtype = self.box(frame, tensor.shape, tensor.symmetric), tensor.dtype
             if not tensor.written:
-                values, bad = tensor.contents(box.inside)
+                values, bad = tensor.contents(box.inside, self.loc)
             elif start is not None:
                 values, bad = tensor.read(box.inside, start())
             else:
@@ -146,6 +147,8 @@ class Region(NamedTuple):
                 values, bad = tensor.read(box.inside, access)
         if bad is not None and not bad.any():
             bad = None
+        if bad is not None and tile is not None:
+            frame.block.note_poison(tile, box.inside, self.loc)
         if box.is_whole:
             return values, bad
         full, poison = np.zeros(box.shape, dtype), None
@@ -174,7 +177,7 @@ class Region(NamedTuple):
             values, bad = self._fitted(frame, box, values, poison, tile.dtype)
             key = (slice(None), *box.inside) if tile.by_thread else box.inside
             tile.data[key] = values
-            tile.set_poison(key, bad)
+            tile.set_poison(key, bad, frame.block.machine.memory.unwritten)
             return
         tensor = self.ref.tensor(frame)
         box = self.box(frame, tensor.shape, tensor.symmetric)
@@ -432,10 +435,13 @@ def _async_load(
         values = np.array(values)
         tile = frame.tile(dst.slot)
         target = dst._replace(constant=dst.box(frame, tile.shape, False))
-        tile.set_poison(target.constant.inside, True)
+        wait = "T.ptx_wait_group(0)" if full is None else f"a wait at mbarrier {full.name}"
+        flight = AsyncCopy(target.constant.inside, op, src.loc, wait)
+        tile.begin_copy(flight)
 
         def deliver() -> None:
             frame.operands = None  # those of the statement that waits
+            tile.copies.remove(flight)
             target.write(frame, values, poison, op)
 
         if full is not None:

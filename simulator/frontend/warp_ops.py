@@ -43,7 +43,12 @@ def _exchange(
         poison = expr.poison(frame) if expr.poison else None
         bad = ~frame.mask.on if poison is None else ~frame.mask.on | np.asarray(poison)
         result, bad = f(frame, values, bad)
-        frame.cache[node] = bad if (bad & frame.mask.on).any() else None
+        is_bad = (bad & frame.mask.on).any()
+        frame.cache[node] = bad if is_bad else None
+        if is_bad and poison is None:
+            frame.block.machine.memory.unwritten = (
+                f"{op} --> {loc} reads the value of a thread that does not execute it"
+            )
         return result
 
     return Expr(value, lambda frame: frame.cache.get(node))

@@ -15,7 +15,7 @@ from ..memory.memory import Access
 from ..memory.order import BlockOrder
 from ..memory.threads import WARP, ElementAccess, ParallelLoop, divide
 from ..memory.values import uninitialized_array
-from ..report.errors import SimulationError
+from ..report.errors import SimulationError, read_before_write
 
 if TYPE_CHECKING:
     from .streams import Launch
@@ -122,6 +122,20 @@ class Mask:
         return shared[key]
 
 
+@dataclass(eq=False)
+class AsyncCopy:
+    """An asynchronous copy to elements of a tile, for reports.
+
+    Attributes:
+        wait: the operation after which it has ended.
+    """
+
+    key: Any
+    op: str
+    loc: str
+    wait: str
+
+
 class Tile:
     """Shared memory or registers: an array and its poison mask (None: no poison)."""
 
@@ -139,9 +153,32 @@ class Tile:
         self.loaded = 0
         """Time of the last T.copy to the tile in T.Pipelined, for which its first use waits, or the
         branch or loop around that use."""
+        self.unwritten = ""
+        """Explanation of the poison that was stored last, as in ``Memory``."""
+        self.copies: list[AsyncCopy] = []
+        """Asynchronous copies to the tile in flight."""
 
-    def set_poison(self, key: Any, poison: Any) -> None:
-        """Note a write at ``key``; ``poison`` is the mask of poison values, or None."""
+    def explain(self, key: Any, loc: str) -> str:
+        """Return the explanation of poison that a line reads."""
+        for copy in self.copies:
+            if _overlap(self.data.shape, copy.key, key):
+                return (
+                    f"{copy.op} --> {copy.loc} may still be writing {self.name}, which is read "
+                    f"--> {loc}; expected {copy.wait} between the two"
+                )
+        return self.unwritten or read_before_write(self.name, loc)
+
+    def begin_copy(self, copy: AsyncCopy) -> None:
+        """Note an asynchronous copy to elements, which are poison until it ends."""
+        self.set_poison(copy.key, True, self.unwritten)
+        self.copies.append(copy)
+
+    def set_poison(self, key: Any, poison: Any, unwritten: str = "") -> None:
+        """Note a write at ``key``; ``poison`` is the mask of poison values, or None.
+
+        Args:
+            unwritten: explanation of the poison.
+        """
         if poison is None:
             if self.poison is not None:
                 self.poison[key] = False
@@ -150,7 +187,7 @@ class Tile:
             return
         if self.poison is None:
             self.poison = np.zeros(self.data.shape, np.bool_)
-        self.poison[key] = poison
+        self.poison[key], self.unwritten = poison, unwritten
 
     def spread(self, threads: int) -> None:
         """Give each thread its own copy."""
@@ -175,7 +212,7 @@ class Tile:
         """Return a copy of the registers of ``threads`` for each point of a T.Parallel."""
         data, poison = self.agreed(threads) if self.by_thread else (self.data, self.poison)
         copies, points = Tile(self.name, self.shape, self.dtype, self.scope), int(np.prod(space))
-        copies.by_thread, copies.parted = True, self.parted
+        copies.by_thread, copies.parted, copies.unwritten = True, self.parted, self.unwritten
         copies.data = np.repeat(data[None], points, axis=0)
         copies.poison = None if poison is None else np.repeat(poison[None], points, axis=0)
         return copies
@@ -187,7 +224,7 @@ class Tile:
             self.spread(len(mask.on))
         key = mask.threads if self.by_thread else ...
         self.data[key] = data
-        self.set_poison(key, poison)
+        self.set_poison(key, poison, points.unwritten)
         self.parted = self.parted or points.parted
 
 
@@ -296,6 +333,8 @@ class Block:
         self.epoch, self.rank = launch.epoch, launch.stream.rank
         self.number, self.index, self.order = number, launch.index(number), order
         self.env, self.poisoned, self.by_thread = env, [None] * len(env), [False] * len(env)
+        self.explanations: dict[int, str] = {}
+        """Explanation of the poison of a variable, as in ``Memory``, by slot."""
         self.tiles: dict[int, Tile] = {}
         self.barriers: dict[int, list[Any]] = {}
         """Mbarriers by the slot of their buffer."""
@@ -376,6 +415,10 @@ class Block:
         """Order the loads of T.Pipelined to a tile before the next accesses of these threads."""
         if tile.loaded:
             self.order.complete_loads(thread_groups, 0, tile.loaded)
+
+    def note_poison(self, tile: Tile, key: Any, loc: str) -> None:
+        """Note that a line reads poison from elements of a tile."""
+        self.machine.memory.unwritten = tile.explain(key, loc)
 
     def use(self, tile: Tile, thread_groups: tuple[int, ...]) -> None:
         """Note that these threads read a tile, after a wait for its loads."""

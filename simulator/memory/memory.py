@@ -73,6 +73,9 @@ class Memory:
         self.sc_fences: Sync = {}
         """Clocks that the ``sc`` fences so far publish to later ones. They have one total order."""
         self.version = 0
+        self.unwritten = ""
+        """Explanation of the poison that was read last: what was never written, and which line has
+        read it first."""
         self.on_write: Callable[[Tensor], None] = lambda tensor: None
 
     def choose_value(self, entries: Sequence[Entry], oldest: Callable[[], int]) -> int:
@@ -183,6 +186,8 @@ class Tensor:
         self.data = uninitialized_array(shape, dtype)
         self.poison = np.ones(shape, np.bool_)
         self.may_be_poison = True
+        self.unwritten = ""
+        """Explanation of the poison that was stored last, as in ``Memory``."""
         self.written = written
         """True if the program writes the tensor. If not, its reads need no order."""
         self.writes, self.reads = ShadowMemory(memory, shape), ShadowMemory(memory, shape)
@@ -240,12 +245,19 @@ class Tensor:
             event = self.memory.note(self, key, access)
             self.reads.note(key, event, access)
             self._note_threads(key, event, access, Kind.READ)
-        values, poison = self.contents(key)
-        return values, poison if self.segments is None else self.segments.stale(key, access, poison)
+        return self.contents(key, access.loc, access)
 
-    def contents(self, key: Any) -> tuple[Any, Any]:
-        """Return values and poison as ``read`` does, without an access."""
-        return self.data[key], self._poison(key)
+    def contents(self, key: Any, loc: str, access: Access | None = None) -> tuple[Any, Any]:
+        """Return values and poison as ``read`` does, without recording an access."""
+        poison = self._poison(key)
+        if self.segments is not None and access is not None:
+            poison = self.segments.stale(key, access, poison)
+        if poison is not None:
+            self.memory.unwritten = self.unwritten or (
+                f"{self.name} is read before it is written --> {loc}; expected an input, or a "
+                "write before"
+            )
+        return self.data[key], poison
 
     def write(self, key: Any, values: Any, access: Access, poison: Any = None) -> None:
         """Store values. If ``key`` contains an element twice, its values must be equal or those of
@@ -260,7 +272,8 @@ class Tensor:
                 raise two_values(self.name, self._index_of(element), where, access.loc)
         if poison is not None or self.may_be_poison:
             self.poison[key] = False if poison is None else poison
-            self.may_be_poison |= poison is not None
+            if poison is not None:
+                self.may_be_poison, self.unwritten = True, self.memory.unwritten
         self._changed(key)
 
     def write_first(

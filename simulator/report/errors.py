@@ -69,10 +69,18 @@ class SimulationWarning(UserWarning):
 
 
 def uninitialized(use: str, block: Any, loc: str) -> SimulationError:
-    """Return the fault of a use of uninitialized memory, such as ``T.copy to S of``."""
-    return SimulationError(
-        "poison",
-        f"{use} uninitialized memory, by {block.place}\n --> {loc}",
+    """Return the fault of a use of uninitialized memory, such as ``T.copy to S of``. It says where
+    that memory was read first."""
+    explanation = block.machine.memory.unwritten
+    fault = SimulationError("poison", f"{use} uninitialized memory, by {block.place}\n --> {loc}")
+    return fault.noted(explanation) if explanation else fault
+
+
+def read_before_write(name: str, loc: str) -> str:
+    """Return the explanation of poison that a line reads in shared memory or registers."""
+    return (
+        f"{name} is read before it is written --> {loc}; expected T.clear, T.fill, T.copy or "
+        "another write before"
     )
 
 
