@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from .inputs.inputs import check_aliases
 from .machine.executable import Executable
 from .machine.host import Host
 from .machine.machine import Machine
-from .machine.streams import sampled
+from .machine.streams import block_names, sampled
 from .memory.memory import Tensor
 from .memory.order import Layout
 from .memory.segments import Segments
@@ -129,12 +130,11 @@ class Case:
             TileWeaveError: their clocks would not fit into memory.
         """
         streams: dict[str | None, int] = {None: 0}
+        grids: dict[str | None, set[tuple[int, ...]]] = defaultdict(set)
         programs, world_size = self.executable.programs, self.executable.world_size
-        numbers: Sequence[int] = ()
         for step, launches in (s for calls in self.calls for call in calls for s in call.steps):
-            samples = [sampled(extents, self.blocks) for *_, extents in launches]
-            numbers = max(samples, default=(), key=len)
-            blocks = len(numbers)
+            grids[step.stream].update(extents for *_, extents in launches)
+            blocks = max((len(sampled(e, self.blocks)) for *_, e in launches), default=0)
             streams[step.stream] = max(streams.get(step.stream, 0), blocks)
             if isinstance(step, WaitStream):
                 streams.setdefault(step.other, 0)
@@ -143,8 +143,9 @@ class Case:
         check_blocks(sum(streams.values()), thread_groups, launched, world_size)
         mbarriers = max((p.mbarriers for p in programs), default=0)
         layout = Layout(world_size, streams, thread_groups, mbarriers)
-        if self.blocks is not None:
-            layout.names[1:] = [f"block {number}" for number in numbers]
+        for stream, extents in grids.items():
+            if len(extents) == 1:  # otherwise a block has several coordinates
+                layout.name_blocks(stream, block_names(*extents, self.blocks))
         return layout
 
     def _require_separate_blocks(self) -> None:

@@ -322,6 +322,14 @@ class BulkStore:
     group: int | None = None
 
 
+def coordinates(index: tuple[int, ...]) -> str:
+    """Format the index of a block in a grid of several axes, such as `` (bx=3, by=2)``."""
+    if len(index) < 2:
+        return ""
+    axes = zip(("bx", "by", "bz"), index, strict=False)
+    return f" ({', '.join(f'{axis}={i}' for axis, i in axes)})"
+
+
 class Block:
     """State of one block, on which its coroutine works."""
 
@@ -353,9 +361,9 @@ class Block:
         """What the values of variables were computed from, by slot, if numbers are checked."""
 
     def name(self) -> str:
-        at = ", ".join(map(str, self.index))
+        at = coordinates(self.index) or (f" ({self.index[0]})" if self.index else "")
         beside = "" if self.launch.stream.name is None else f" of {self.launch.stream}"
-        return f"rank {self.rank}, block {self.number}" + (f" ({at})" if at else "") + beside
+        return f"rank {self.rank}, block {self.number}{at}{beside}"
 
     @property
     def place(self) -> str:

@@ -19,7 +19,7 @@ from ..memory.segments import Segments
 from ..memory.threads import ThreadOrder
 from ..memory.values import convert
 from ..report.errors import SimulationError
-from .block import Frame
+from .block import Frame, coordinates
 from .steps import Waiting, go
 from .word_wait import StreamWait
 
@@ -209,11 +209,7 @@ class Launch(Work):
         self.blocks = len(self.numbers)
 
     def index(self, number: int) -> tuple[int, ...]:
-        out = []
-        for extent in self.extents:
-            out.append(number % extent)
-            number //= extent
-        return tuple(out)
+        return index_in(self.extents, number)
 
     def start(self, machine: Machine, number: int, pace: float) -> Coroutine:
         kernel = self.kernel
@@ -246,6 +242,20 @@ class Launch(Work):
             f"blocks {self.next} to {self.blocks - 1}{of} have not started: {resident_blocks} fit "
             "at a time (resident_blocks) and none of those ends"
         )
+
+
+def index_in(grid: tuple[int, ...], number: int) -> tuple[int, ...]:
+    """Return the index of a block along each axis of a grid."""
+    out = []
+    for extent in grid:
+        out.append(number % extent)
+        number //= extent
+    return tuple(out)
+
+
+def block_names(grid: tuple[int, ...], most: int | None) -> list[str]:
+    """Return the names of the blocks of a launch, with the coordinates of each."""
+    return [f"block {n}{coordinates(index_in(grid, n))}" for n in sampled(grid, most)]
 
 
 def sampled(extents: tuple[int, ...], most: int | None) -> Sequence[int]:

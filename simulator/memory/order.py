@@ -57,11 +57,16 @@ class Layout:
         self.names: list[str] = []
         for stream, blocks in streams.items():
             self.first[stream] = len(self.names)
-            suffix = "" if stream is None else f" of {name_of_stream(stream)}"
-            self.names.append(name_of_stream(stream))
-            self.names += [f"block {i}{suffix}" for i in range(blocks)]
+            self.names += [name_of_stream(stream), *[""] * blocks]
+            self.name_blocks(stream, [f"block {i}" for i in range(blocks)])
         self.blocks = len(self.names)
         self.count = 1 + world_size * self.blocks * self.stride
+
+    def name_blocks(self, stream: str | None, names: Iterable[str]) -> None:
+        """Set the names of the first blocks of a stream."""
+        suffix = "" if stream is None else f" of {name_of_stream(stream)}"
+        for block, name in enumerate(names, self.first[stream] + 1):
+            self.names[block] = f"{name}{suffix}"
 
     def base(self, rank: int, block: int) -> int:
         return 1 + (rank * self.blocks + block) * self.stride
