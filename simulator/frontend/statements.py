@@ -10,6 +10,7 @@ import numpy as np
 from tvm import DataType, tirx
 
 from ...passes.ir.accesses import READS, touches_in
+from ...passes.ir.block_barrier import is_sync_threads
 from ...passes.ir.pipelined_loops import is_pipelined
 from ...passes.ir.thread_sets import disjoint
 from ...passes.ir.walk import is_parallel, line_of, nodes_in, op_name, variables_in
@@ -17,6 +18,7 @@ from ..machine.block import Frame, MBarrier, Tile
 from ..machine.steps import (
     SPIN,
     Step,
+    before_barrier,
     each,
     end_iteration,
     go,
@@ -197,12 +199,20 @@ class Statements(Expressions):
         """
         steps: list[Step] = []
         cases: list[tuple[Any, Step]] = []
-        for stmt in stmts:
+        branch: int | None = None  # position of the last branch, if no loop follows it
+        for number, stmt in enumerate(stmts):
             one_case = isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None
             condition = stmt.condition if one_case and self._is_of_threads(stmt.condition) else None
             if condition is None:
                 steps += _cases(cases)
                 cases = []
+            if is_sync_threads(stmt) and branch is not None:
+                steps[branch] = before_barrier(steps[branch], _barrier(stmts[number:]))
+                branch = None
+            elif isinstance(stmt, tirx.IfThenElse):
+                branch = len(steps)
+            elif isinstance(stmt, tirx.For | tirx.While):
+                branch = None
             step = self.statement(stmt, loc)
             if condition is None:
                 steps.append(step)
@@ -618,6 +628,16 @@ def _points(first: int, count: int, axis: int, axes: int) -> np.ndarray:
     values = np.arange(count, dtype=np.int32) + first
     values.flags.writeable = False
     return values.reshape([count if a == axis else 1 for a in range(axes)])
+
+
+def _barrier(stmts: Any) -> str:
+    """Return the place of the barrier that is the first of these statements. TileLang inserts
+    barriers without a line."""
+    if line := line_of(stmts[0]):
+        return f"barrier --> {line}"
+    nodes = (n for stmt in stmts[1:] for n in nodes_in(stmt, tirx.BufferStore, tirx.Evaluate))
+    line = next(filter(None, map(line_of, nodes)), None)
+    return f"barrier before --> {line}" if line else "next barrier"
 
 
 def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from .group_barrier import GroupBarrier
 from .steps import SPIN, Waiting
 from .streams import Coroutine, Record, Stream, WaitEvent, Work
 
+_SHOWN = 4
+"""Number of blocks of a rank with waits at the same lines that a report shows."""
 _SPINS = 5000
 """Iterations of all polling loops without a change of memory that count as a deadlock."""
 
@@ -227,7 +230,7 @@ class Machine:
             self._advance_streams([stream])
 
     def _deadlock(self) -> SimulationError:
-        lines = [f"  {c.waiting.text()}" for c in self._held if c.waiting is not None]
+        lines = self._waits()
         lines += [f"  {c.name} in launch {c.work.epoch} polls in a loop" for c in self._ready]
         for rank in range(self.world_size):
             streams = [s for s in self.streams if s.rank == rank]
@@ -245,6 +248,22 @@ class Machine:
         return SimulationError(
             "arrival" if passed or missing else "deadlock", "\n".join([why, *lines])
         )
+
+    def _waits(self) -> list[str]:
+        """Describe the waits of all blocks and streams; of a few blocks among those of a rank that
+        wait at the same lines."""
+        similar: dict[Any, list[str]] = defaultdict(list)
+        for held in self._held:
+            if held.waiting is not None:
+                places = tuple((target.op, target.loc) for target in held.waiting.targets())
+                similar[held.work.stream.rank, places or held].append(f"  {held.waiting.text()}")
+        lines: list[str] = []
+        for (rank, _), texts in similar.items():
+            lines += texts[:_SHOWN]
+            if len(texts) > _SHOWN:
+                more = f"{len(texts) - _SHOWN} more blocks of rank {rank}"
+                lines.append(f"  {more} wait at the same lines")
+        return lines
 
     def _missing_rows(self) -> str:
         """Describe a segment for whose rows a block waits, although fewer rows are written than

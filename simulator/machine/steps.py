@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,6 +61,8 @@ class Waiting:
     """Values of the word that decides the condition: another list after each change; or None."""
     seen: Any = None
     """History when the condition was last evaluated."""
+    place: str = ""
+    """Block of which other threads wait for nothing, and continue after the branch."""
 
     def may_end(self) -> bool:
         """Return whether the condition is true. Evaluate it only after a change of its word."""
@@ -109,12 +111,31 @@ def together(parts: list[tuple[Step, Frame]], outer: Frame) -> Iterator[Any]:
         else:
             if len(blocked) == len(running):
                 waits = list(blocked.values())
+                ended = outer.mask.count > sum(frame.mask.count for _, frame in running)
                 yield Waiting(
                     lambda waits=waits: any(w.ready() for w in waits),
-                    lambda waits=waits: "\n".join(w.text() for w in waits),
+                    lambda waits=waits: "\n  ".join(w.text() for w in waits),
                     lambda waits=waits: any(w.passed() for w in waits),
                     lambda waits=waits: [target for w in waits for target in w.targets()],
+                    place=outer.block.place if ended else "",
                 )
+
+
+def before_barrier(step: Step, barrier: str) -> Step:
+    """Return a branch before a barrier of the block: in a report of a deadlock, threads that do not
+    wait in the branch wait at the barrier."""
+    if not step.waits:
+        return step
+
+    def noted(waiting: Waiting) -> Waiting:
+        others = f"\n  other threads of {waiting.place} wait at the {barrier}"
+        return replace(waiting, text=lambda: f"{waiting.text()}{others}", place="")
+
+    def wait(frame: Frame) -> Iterator[Any]:
+        for event in step.run(frame):
+            yield noted(event) if isinstance(event, Waiting) and event.place else event
+
+    return Step(wait, True)
 
 
 def each(steps: Callable[[Frame], Iterator[Step]], waits: bool) -> Step:
