@@ -94,6 +94,37 @@ def test_a_byte_holds_two_elements_of_4_bits(interpreted):
     assert torch.equal(result.view(torch.uint8), pack(doubled).view(torch.uint8))
 
 
+def test_a_byte_holds_two_integers_of_4_bits():
+    """At the device level they are refused: they have no bytes of their own in shared memory."""
+
+    @T.prim_func
+    def product(A: T.Tensor((32, 64), "int4"), C: T.Tensor((32, 32), "int32")):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_shared((32, 64), "int4")
+            total = T.alloc_fragment((32, 32), "int32")
+            T.copy(A, x)
+            T.clear(total)
+            T.gemm(x, x, total, transpose_B=True)
+            T.copy(total, C)
+
+    @T.prim_func
+    def opposite(A: T.Tensor((32, 64), "int4"), B: T.Tensor((32, 64), "int4")):
+        with T.Kernel(1, threads=128):
+            for i, j in T.Parallel(32, 64):
+                B[i, j] = -A[i, j]
+
+    a = torch.randint(-8, 8, (32, 64), dtype=torch.int8)
+    pack = lambda n: (n[:, 0::2] & 15 | n[:, 1::2] << 4).to(torch.int8)  # noqa: E731
+    c, b = torch.zeros(32, 32, dtype=torch.int32), torch.zeros(32, 32, dtype=torch.int8)
+    with tw.interpret("tile"):
+        tilelang.compile(product)(pack(a), c)
+        tilelang.compile(opposite)(pack(a), b)
+    assert torch.equal(c, a.int() @ a.int().T)
+    assert torch.equal(b, pack(-a))
+    with tw.interpret("device", "sm_80"), pytest.raises(tw.SimulationError, match="unsupported"):
+        tilelang.compile(product)(pack(a), c)
+
+
 def test_eager_functions_write_in_place(interpreted):
     a = torch.randn(64, 96, dtype=torch.float16)
     b = torch.randn(96, 64, dtype=torch.float16)

@@ -14,6 +14,8 @@ from ..memory.values import numpy_dtype
 from .arguments import check_extent
 
 Inputs = Sequence[Mapping[str, Any]]
+_NIBBLES = ("int4", "uint4")
+"""Types without one of torch: two elements are in a byte of a tensor of int8 or uint8."""
 
 
 def checked_inputs(executable: Executable, inputs: Inputs | None) -> list[dict[str, Any]]:
@@ -118,13 +120,16 @@ def _array(p: Parameter, value: Any, rank: int) -> np.ndarray:
         import torch
 
         value = value.detach().cpu()
+        if p.dtype in _NIBBLES and value.element_size() == 1:
+            data = value.contiguous().view(torch.uint8).numpy()
+            return _unpacked(data).astype(numpy_dtype(p.dtype))
         try:
             return value.numpy()
         except TypeError:
             bits = value.contiguous().view({1: torch.uint8, 2: torch.int16}[value.element_size()])
             bits, name = bits.numpy(), str(value.dtype).removeprefix("torch.")
-            if name.endswith("_x2"):  # two elements of 4 bits in a byte, the lower half first
-                bits = np.stack([bits & 15, bits >> 4], axis=-1).reshape(*bits.shape[:-1], -1)
+            if name.endswith("_x2"):
+                bits = _unpacked(bits)
             return bits.view(numpy_dtype(name.removesuffix("_x2")))
     except (TypeError, ValueError, KeyError, RuntimeError) as error:
         kind = "a ragged list" if isinstance(value, list | tuple) else " ".join(repr(value).split())
@@ -134,11 +139,16 @@ def _array(p: Parameter, value: Any, rank: int) -> np.ndarray:
         ) from error
 
 
+def _unpacked(data: np.ndarray) -> np.ndarray:
+    """Return two elements of 4 bits for each byte, the lower half first."""
+    return np.stack([data & 15, data >> 4], axis=-1).reshape(*data.shape[:-1], -1)
+
+
 def tensor_of(array: np.ndarray, dtype: Any) -> Any:
     """Return the torch tensor of ``dtype`` with the bits of a NumPy array."""
     import torch
 
     raw, shape = np.ascontiguousarray(array).reshape(-1).view(np.uint8).copy(), array.shape
-    if str(dtype).endswith("_x2"):
-        raw, shape = raw[0::2] | raw[1::2] << 4, (*shape[:-1], shape[-1] // 2)
+    if str(dtype).endswith("_x2") or array.dtype.name in _NIBBLES:
+        raw, shape = raw[0::2] & 15 | raw[1::2] << 4, (*shape[:-1], shape[-1] // 2)
     return torch.from_numpy(raw).view(dtype).reshape(shape)

@@ -30,8 +30,8 @@ def numpy_dtype(dtype: Any) -> np.dtype:
 
 
 def is_float(dtype: np.dtype) -> bool:
-    """Return whether ``dtype`` is a floating-point type. NumPy gives those of ml_dtypes kind V."""
-    return dtype.kind == "f" or (dtype.kind == "V" and dtype.itemsize <= 2)
+    """Return whether ``dtype`` is a floating-point type. NumPy gives types of ml_dtypes kind V."""
+    return dtype.kind == "f" or (dtype.kind == "V" and "int" not in dtype.name)
 
 
 def accumulation_dtype(dtype: np.dtype) -> np.dtype:
