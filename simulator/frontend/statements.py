@@ -206,8 +206,10 @@ class Statements(Expressions):
             if condition is None:
                 steps += _cases(cases)
                 cases = []
-            if is_sync_threads(stmt) and branch is not None:
-                steps[branch] = before_barrier(steps[branch], _barrier(stmts[number:]))
+            if is_sync_threads(stmt):
+                # At the tile level, one without a line is a part of a builtin, which is named.
+                if branch is not None and (line_of(stmt) or not self.guards):
+                    steps[branch] = before_barrier(steps[branch], _barrier(stmts[number:]))
                 branch = None
             elif isinstance(stmt, tirx.IfThenElse):
                 branch = len(steps)
