@@ -11,7 +11,7 @@ from ...builtins.memory import fence_proxy_async
 from ...builtins.spec import declaration_of
 from ..ir.memory_order import acquires
 from ..ir.origin import tensor_of
-from ..ir.shared_memory.proxies import unfenced_reads
+from ..ir.shared_memory.proxies import unfenced_accesses
 from ..ir.walk import (
     calls_in,
     children_of,
@@ -44,10 +44,10 @@ def insert_proxy_fences(func: tirx.PrimFunc, symmetric: set[str]) -> tirx.PrimFu
     to this tensor. It also proves that symmetric memory is free, so it concerns bulk stores to all
     tensors that others may read. The other waits concern all bulk accesses.
 
-    ``cp.async`` and stores write shared memory by the generic proxy, and bulk stores and wgmma read
-    it by the async proxy. TileLang inserts fences in the order of the text. So they are missing
-    where some threads write and others read, after an mbarrier or a barrier of both, and after
-    ``cp.async``. Such reads have a fence before them.
+    ``cp.async`` and stores write shared memory by the generic proxy. By the async proxy, bulk
+    stores and wgmma read it, and bulk loads overwrite it. TileLang inserts fences before reads, in
+    the order of the text. So they are missing before loads, where other threads write, before an
+    mbarrier or a barrier of both, and after ``cp.async``. Such accesses have a fence before them.
 
     Args:
         symmetric: names of the symmetric tensors.
@@ -66,7 +66,7 @@ class _Fences:
         self._parameters = {_name(param) for param in func.params}
         self._observed = symmetric | self._read_tensors(func)
         self._accesses: dict[tirx.Stmt, frozenset[str]] = {}
-        self._unfenced = unfenced_reads(func)
+        self._unfenced = unfenced_accesses(func)
 
     def insert(self, stmt: tirx.Stmt, follows: frozenset[str]) -> tuple[tirx.Stmt, frozenset[str]]:
         """Insert fences.

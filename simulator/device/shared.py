@@ -294,7 +294,7 @@ class SharedMemory:
             readers: agent and time of the read of each group.
         """
         self._require_ordered(chunks, groups, source, self._atomics)
-        self._require_fenced(chunks, groups, source)
+        self._require_fenced(chunks, groups, source, "reads")
         is_shared = len(chunks.numbers) == 1
         for row, (agent, time) in enumerate(readers):
             self._reads.note(agent, chunks.rows(0 if is_shared else row), time, source)
@@ -312,6 +312,8 @@ class SharedMemory:
         """
         shape = (*chunks.numbers.shape, chunks.width)
         self._require_ordered(chunks, groups, source, self._reads, self._atomics)
+        if not generic:
+            self._require_fenced(chunks, groups, source, "overwrites")
         chunks.put(self.bytes, data.view(np.uint8).reshape(shape))
         bad: Any = False
         if poison is not None and poison.any():
@@ -402,8 +404,10 @@ class SharedMemory:
         last = chunks.of(self._written) if writes.any() else None
         return None if last is None or not writes[last].any() else last
 
-    def _require_fenced(self, chunks: Chunks, groups: np.ndarray, source: Source) -> None:
-        """Refuse an asynchronous read of generic writes that no proxy fence has ordered."""
+    def _require_fenced(
+        self, chunks: Chunks, groups: np.ndarray, source: Source, verb: str
+    ) -> None:
+        """Refuse an asynchronous access after generic writes that no proxy fence has ordered."""
         fenced, rows, log = self.agents.fenced(), groups[:, None, None], self._writes
         least, bad, numbers = fenced[groups].min(axis=0), np.zeros(0, np.bool_), self._written
         last = self._last_among(chunks, log.generic & (least[log.agents] < log.times))
@@ -418,7 +422,7 @@ class SharedMemory:
             before = log.sources[numbers[byte]]
             raise SimulationError(
                 "race",
-                f"{source.op} reads byte {byte} of {self.name} by the asynchronous proxy, and no "
+                f"{source.op} {verb} byte {byte} of {self.name} by the asynchronous proxy, and no "
                 f"fence.proxy.async is between it and {before.op} --> {before.loc}\n"
                 f" --> {source.loc}",
             )

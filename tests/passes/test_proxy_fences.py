@@ -6,6 +6,7 @@ import tilelang.language as T
 
 import tileweave as tw
 from tests.factory import factory
+from tileweave.passes.device import insert_proxy_fences
 
 STEPS = 3
 A, C = T.Tensor((STEPS, 64, 64), "float16"), T.Tensor((STEPS, 64, 64), "float16")
@@ -72,6 +73,72 @@ def multiplied(loads, A: A, C: C):
                 T.gemm(tile, unit, product, clear_accum=True)
                 T.barrier_arrive(free)
                 T.copy(product, C[k, :, :])
+
+
+@factory
+def overwritten(changes, A: A, C: C):
+    """Load tiles, add 1 to them in place or in registers, and store them mirrored."""
+    with T.Kernel(1, threads=256):
+        tile = T.alloc_shared((64, 64), "float16")
+        ready, free = T.alloc_barrier(arrive_count=128), T.alloc_barrier(arrive_count=128)
+        if T.get_thread_binding() < 128:
+            for k in T.serial(STEPS):
+                T.barrier_wait(free, k % 2 ^ 1)
+                T.tma_copy(A[k, :, :], tile, barrier=ready)
+                T.barrier_arrive(ready)
+        else:
+            for k in T.serial(STEPS):
+                T.barrier_wait(ready, k % 2)
+                if changes:
+                    for i, j in T.Parallel(64, 64):
+                        tile[i, j] = tile[i, j] + 1
+                    T.sync_threads(3, 128)
+                for i, j in T.Parallel(64, 64):
+                    C[k, i, j] = tile[i, 63 - j] + (0 if changes else 1)
+                T.barrier_arrive(free)
+
+
+@pytest.mark.parametrize(("changes", "fences"), [(True, 1), (False, 0)])
+def test_loads_of_what_other_threads_access(changes, fences):
+    """The load that overwrites what threads have stored needs a fence, not that of what they have
+    read."""
+    assert tw.emit(overwritten(changes), arch="sm_90a").count("fence_proxy_async") == fences
+    a = np.random.default_rng(0).integers(0, 9, (STEPS, 64, 64)).astype(np.float16)
+    (out,) = tw.validate(overwritten(changes), 1, [{"A": a}], "sm_90a")
+    np.testing.assert_array_equal(out["C"], a[:, :, ::-1] + 1)
+
+
+@factory
+def products(A: A, C: C):
+    """Multiply tiles by the first one."""
+    with T.Kernel(1, threads=32):
+        left, right = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+        tile, product = T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+        for k in T.serial(STEPS):
+            T.clear(product)
+            for i in T.Pipelined(2, num_stages=2):
+                T.copy(A[k, :, i * 32 : i * 32 + 32], left)
+                T.copy(A[0, i * 32 : i * 32 + 32, :], right)
+                T.gemm(left, right, product)
+            T.copy(product, tile)
+            T.copy(tile, C[k, :, :])
+
+
+def test_loads_of_stages_before_another_tile():
+    """Stages that no thread stores to need no fence, although a tile after them does."""
+    a = np.random.default_rng(0).integers(0, 3, (STEPS, 64, 64)).astype(np.float16)
+    (out,) = tw.validate(products(), 1, [{"A": a}], "sm_90a")
+    np.testing.assert_array_equal(out["C"], a @ a[0])
+    before, load, _ = tw.emit(products(), arch="sm_90a").partition("tl::tma_load(")
+    assert load and "fence_proxy_async" not in before.rpartition(".wait(")[2]
+
+
+def test_load_without_a_fence_is_simulated(monkeypatch):
+    monkeypatch.setattr(insert_proxy_fences, "unfenced_accesses", lambda func: set())
+    a = np.zeros((STEPS, 64, 64), np.float16)
+    with pytest.raises(tw.SimulationError, match=r"overwrites byte 0 .* no fence\.proxy") as e:
+        tw.simulate(overwritten(True), 1, [{"A": a}], level="device")
+    assert e.value.kind == "race" and "between it and store to tile" in e.value.report
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,8 @@ class Footprints:
         self.sizes: dict[tirx.Var, int] = {}
         self._places: dict[tirx.Var, tuple[tirx.Var, int]] = {}
         self._tiles: dict[tirx.Var, int] = {}
+        self._bounds: dict[Access, int] = {}
+        """Results of ``_bound``."""
         self._descriptors: dict[tirx.Var, _Descriptor] = {}
         self._known: dict[bytes, Footprint] = {}
         self._evaluated: dict[tuple[Any, ...], Footprint | None] = {}
@@ -208,8 +210,19 @@ class Footprints:
         root, first = self._places[data]
         if row := self._row(pointer, data):
             return Tile(root, first + row.start, first + row.stop)
-        end = min(first + self._tiles.get(data, self.sizes[root]), self.sizes[root])
-        return Tile(root, first, end)
+        size = self._tiles.get(data) or self._bound(access, pointer)
+        return Tile(root, first, min(first + size, self.sizes[root]))
+
+    def _bound(self, access: Access, pointer: Any) -> int:
+        """Return an upper bound of the bytes from the begin of a buffer of unknown size to the end
+        of an access of it."""
+        if access not in self._bounds:
+            bound = self.sizes[self._root(data_of(pointer))[0]]
+            if op_name(pointer) == "tirx.tvm_access_ptr" and access.product is None:
+                last = self.values.most(pointer.args[2]) * _bits(pointer.args[0].dtype) // 8
+                bound = min(bound, last + (access.bytes or self._length(pointer)))
+            self._bounds[access] = bound
+        return self._bounds[access]
 
     def _row(self, pointer: Any, data: tirx.Var) -> range | None:
         """Return the bytes, in its tile, of the row of an element; None if it is not known."""

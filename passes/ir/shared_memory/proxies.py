@@ -1,4 +1,4 @@
-"""Find asynchronous reads of shared memory that no proxy fence orders after writes by threads."""
+"""Find asynchronous accesses of shared memory without a proxy fence after writes by threads."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .effects import (
     ATOMIC,
     BULK,
     COPY,
+    LOAD,
     PRODUCT,
     WRITE,
     Access,
@@ -37,14 +38,15 @@ _FENCE = "tl.fence_proxy_async"
 _Tiles = frozenset[Tile]
 
 
-def unfenced_reads(func: tirx.PrimFunc) -> set[tirx.Stmt]:
+def unfenced_accesses(func: tirx.PrimFunc) -> set[tirx.Stmt]:
     """Return the leaf statements of a device function that need a proxy fence before them.
 
-    Stores and ``cp.async`` write shared memory by the generic proxy, and bulk stores and wgmma read
-    it by the async proxy. The threads that write may execute the fence, before a barrier or an
-    arrival, or those that read, after a barrier or a wait. Threads that wait for an mbarrier know
-    what those that arrive at it have written, in any order of the text; so do those that meet at a
-    barrier under a condition on the thread.
+    Stores and ``cp.async`` write shared memory by the generic proxy. By the async proxy, bulk
+    stores and wgmma read it, and bulk loads overwrite it. The threads that write may execute the
+    fence, before a barrier or an arrival, or those that start the asynchronous access, after a
+    barrier or a wait. Threads that wait for an mbarrier know what those that arrive at it have
+    written, in any order of the text; so do those that meet at a barrier under a condition on the
+    thread. A bulk load needs no fence after reads by threads, because their values have arrived.
     """
     return _Proxies(func).unfenced()
 
@@ -133,9 +135,9 @@ class _Proxies:
 
     def _access(self, access: Access, node: Any) -> None:
         tile = self._footprints.tile(access)
-        if access.end in (BULK, PRODUCT):
+        if access.end in (BULK, LOAD, PRODUCT):
             if any(tile.overlaps(other) for other in self._tiles):
-                self._unfenced.add(node if access.end == BULK else self._product)
+                self._unfenced.add(self._product if access.end == PRODUCT else node)
                 self._tiles = frozenset()
         elif access.end == COPY:
             self._copied |= {tile}
