@@ -78,6 +78,7 @@ class Access:
         product: shape of an operand of ``wgmma``.
         condition: condition of ``only_if`` under which a bulk load happens.
         op: operation of an atomic access, if the order of equal ones does not matter.
+        target: buffer, first index and number of the elements that a bulk store overwrites.
     """
 
     pointer: Any
@@ -91,6 +92,7 @@ class Access:
     product: Operand | None = None
     condition: tirx.PrimExpr | None = None
     op: str = ""
+    target: tuple[tirx.Var, tirx.PrimExpr, tirx.PrimExpr] | None = None
 
 
 @dataclass(frozen=True)
@@ -355,12 +357,14 @@ class _Collector:
     def _builtin(self, call: tirx.Call, spec: Builtin) -> None:
         pointers = _pointers(call, spec)
         barrier = next((a for kind, a in pointers if kind.space == "barrier"), None)
+        overwrites = spec.is_async_store and not spec.has_qualifier("op")
+        target = (*_element_of(call.args[0]), call.args[2]) if overwrites else None
         for kind, argument in pointers:
             if kind.space != "shared":
                 continue
             mode = READ * ("r" in kind.access) | WRITE * ("w" in kind.access)
             end = LOAD if spec.is_async_load else BULK if spec.is_async_store else ""
-            self._pointer(argument, mode, end=end, barrier=barrier)
+            self._pointer(argument, mode, end=end, barrier=barrier, target=target)
         for argument in call.args:
             self.visit(argument)
         if spec.participants:
@@ -459,9 +463,14 @@ def mbarrier_sizes(func: tirx.PrimFunc, values: ThreadValues) -> dict[tuple[tirx
 
 def mbarrier_of(barrier: Any) -> tuple[tirx.Var, tirx.PrimExpr]:
     """Return buffer and index of an mbarrier."""
-    if op_name(barrier) == "tirx.tvm_access_ptr":
-        return barrier.args[1], barrier.args[2]
-    node = barrier.args[0] if isinstance(barrier, tirx.Call) else barrier
+    return _element_of(barrier)
+
+
+def _element_of(pointer: Any) -> tuple[tirx.Var, tirx.PrimExpr]:
+    """Return buffer and index of the element that a pointer or a load names."""
+    if op_name(pointer) == "tirx.tvm_access_ptr":
+        return pointer.args[1], pointer.args[2]
+    node = pointer.args[0] if isinstance(pointer, tirx.Call) else pointer
     return node.buffer.data, node.indices[0]
 
 

@@ -656,7 +656,11 @@ class Walk:
         slots = self._slots(access.barrier) if access.barrier is not None else frozenset()
         is_load = access.end == LOAD
         if is_load and not footprint.by_warp and footprint.overlap(footprint, False):
-            self._refuse_repeated_load(len(footprint.makers), access, path)
+            self._refuse_repeated_copy("load", len(footprint.makers), _name(access), path)
+        if access.target is not None:
+            target, *elements = access.target
+            if self._is_stored_repeatedly(*elements):
+                self._refuse_repeated_copy("store", len(footprint.makers), target.name, path)
         # Whether every wait before a load may return at once.
         is_early = is_load and bool(self._guards) and self._guards <= self._returned.keys()
         for before in self._state.values():
@@ -680,11 +684,26 @@ class Walk:
             new, self._has_loaded = replace(new, guards=self._guards), True
         self._state = {**self._state, key: new}
 
-    def _refuse_repeated_load(self, threads: int, access: Access, path: Path) -> None:
-        """Refuse loads of one place by several threads."""
-        what = f"{threads} threads load the same part of {_name(access)}"
-        legal = "a load by one thread, such as in if tx == 0"
-        raise Found(MisplacedBarrier(path, "shared memory", what, legal, (("load", path),)))
+    def _is_stored_repeatedly(self, first: tirx.PrimExpr, size: tirx.PrimExpr) -> bool:
+        """Return whether several threads certainly store some of ``size`` elements from ``first``
+        on."""
+        threads = threads_of(self._mask)
+        unknown = nodes_in(first, tirx.BufferLoad, tirx.Call)
+        if not self._exact or any(map(self._may_differ, unknown)):
+            return False
+        (begins,), samples = self._values.places(first)
+        if begins is None:
+            return False
+        begins = np.broadcast_to(begins, (len(threads), *begins.shape[1:]))[threads]
+        distances = np.diff(np.sort(begins, axis=0), axis=0)
+        overlap = (distances < (self._values.constant(size) or 1)).any(axis=0, keepdims=True)
+        return bool(overlap.all(axis=tuple(samples)).any())
+
+    def _refuse_repeated_copy(self, verb: str, threads: int, name: str, path: Path) -> None:
+        """Refuse bulk copies to one place by several threads."""
+        what = f"{threads} threads {verb} the same part of {name}"
+        legal = f"a {verb} by one thread, such as in if tx == 0"
+        raise Found(MisplacedBarrier(path, "bulk copy", what, legal, ((verb, path),)))
 
     def _refuse_early_read(self, access: Access, path: Path) -> None:
         """Refuse a read before the first write if the wait between both returns at once."""
