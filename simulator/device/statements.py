@@ -160,6 +160,9 @@ class DeviceStatements(Statements):
         self._tiles_at[place.memory].append((place.offset + offset, stmt.var.name))
         return Step(lambda frame: None)
 
+    def is_of_each_thread(self, stmt: Any) -> bool:
+        return not isinstance(stmt, tirx.Bind)
+
     def pointee(self, node: Any, loc: str) -> tuple[Any, list[Any]]:
         """Return data pointer, element type and first element of a pointer operand."""
         name = getattr(node.op, "name", "")

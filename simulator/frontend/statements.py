@@ -9,14 +9,25 @@ from typing import Any
 import numpy as np
 from tvm import DataType, tirx
 
+from ...builtins.spec import builtin_of
 from ...passes.ir.accesses import READS, touches_in
 from ...passes.ir.block_barrier import is_sync_threads
 from ...passes.ir.pipelined_loops import is_pipelined
 from ...passes.ir.thread_sets import disjoint
-from ...passes.ir.walk import is_parallel, line_of, nodes_in, op_name, variables_in
+from ...passes.ir.walk import (
+    MBARRIER_WAIT,
+    has_effect,
+    is_parallel,
+    line_of,
+    nodes_in,
+    op_name,
+    uses_op,
+    variables_in,
+)
 from ..machine.block import Frame, MBarrier, Tile
 from ..machine.steps import (
     SPIN,
+    Meeting,
     Step,
     before_barrier,
     each,
@@ -34,6 +45,8 @@ from .expressions import Expr, Expressions, narrowed
 from .numbers import literals_in
 
 _ACCESSES = tirx.BufferLoad, tirx.BufferStore
+SYNC_THREADS = "tirx.tvm_storage_sync"
+"""Barrier of all threads of the block or, with a number, of some."""
 _MAX_ITERATIONS = 1_000_000
 """Iterations after which a while loop is reported as a deadlock."""
 
@@ -194,33 +207,115 @@ class Statements(Expressions):
     def _sequence(self, stmts: Any, loc: str) -> list[Step]:
         """Compile consecutive statements.
 
-        Statements of different threads (``with T.ws``) run interleaved, so that one does not wait
-        for another that only precedes it in the text.
+        Branches of different threads (``with T.ws``) run interleaved, so that one does not wait
+        for another that only precedes it in the text. So do the statements between them if threads
+        of a branch may wait for others.
         """
         steps: list[Step] = []
-        cases: list[tuple[Any, Step]] = []
         branch: int | None = None  # position of the last branch, if no loop follows it
-        for number, stmt in enumerate(stmts):
-            one_case = isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None
-            condition = stmt.condition if one_case and self._is_of_threads(stmt.condition) else None
-            if condition is None:
-                steps += _cases(cases)
-                cases = []
+        at = 0
+        while at < len(stmts):
+            stmt, end = stmts[at], at
+            while end < len(stmts) and self._is_branch_of_threads(stmts[end]):
+                end += 1
+            if any(map(_may_wait, stmts[at:end])):
+                end = 1 + max(n for n, s in enumerate(stmts) if self._is_branch_of_threads(s))
             if is_sync_threads(stmt):
                 # At the tile level, one without a line is a part of a builtin, which is named.
                 if branch is not None and (line_of(stmt) or not self.guards):
-                    steps[branch] = before_barrier(steps[branch], _barrier(stmts[number:]))
+                    steps[branch] = before_barrier(steps[branch], _barrier(stmts[at:]))
                 branch = None
             elif isinstance(stmt, tirx.IfThenElse):
                 branch = len(steps)
             elif isinstance(stmt, tirx.For | tirx.While):
                 branch = None
-            step = self.statement(stmt, loc)
-            if condition is None:
-                steps.append(step)
+            if end > at + 1:
+                steps += self._interleaved(stmts[at:end], loc)
             else:
-                cases.append((self.compile(condition, loc).value, step))
-        return steps + _cases(cases)
+                end = at + 1
+                steps.append(self.statement(stmt, loc))
+            at = end
+        return steps
+
+    def _is_branch_of_threads(self, stmt: tirx.Stmt) -> bool:
+        """Return whether a statement is one case, and the thread decides about it."""
+        is_case = isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None
+        return is_case and self._is_of_threads(stmt.condition)
+
+    def _interleaved(self, stmts: Any, loc: str) -> list[Step]:
+        """Compile branches of threads, and the statements between them. Parts of the threads that
+        share no branch run interleaved.
+
+        A part executes a statement between the branches on its own, or together with the others.
+        """
+        steps, branches = [], {}
+        for number, stmt in enumerate(stmts):
+            steps.append(self.statement(stmt, loc))
+            if self._is_branch_of_threads(stmt):
+                branches[number] = self.compile(stmt.condition, loc).value
+        if not any(step.waits for step in steps):
+            return steps
+        between = [number for number in range(len(stmts)) if number not in branches]
+        versions = {n: self._versions(stmts[n], steps[n], 1 + len(branches), loc) for n in between}
+        lines = [line_of(stmt) or loc for stmt in stmts]
+
+        def wait(frame: Frame):
+            shape = frame.mask.on.shape
+            parts = disjoint((np.broadcast_to(c(frame), shape), n) for n, c in branches.items())
+            if frame.space is not None or len(parts) == 1:
+                yield from go(sequence(steps), frame)
+                return
+            if between:
+                parts.append((~np.logical_or.reduce([threads for threads, _ in parts]), []))
+            masks = [(frame.mask.where(threads), own) for threads, own in parts]
+            forks = [(frame.fork(mask), own) for mask, own in masks if mask.count]
+            remaining = [fork for fork, _ in forks]
+
+            def of_all(number: int) -> Step:
+                step = steps[number]
+                if _is_computed(stmts[number]):
+                    return Step(lambda _: step.run(frame))
+                needs_all = uses_op(stmts[number], SYNC_THREADS)
+                meeting = Meeting(step, frame, remaining, needs_all, lines[number])
+                return Step(meeting.run, True)
+
+            chosen = {n: version or [of_all(n)] * len(forks) for n, version in versions.items()}
+            running = []
+            for number, (fork, own) in enumerate(forks):
+                mine = {n: chosen[n][number] for n in between} | {n: steps[n] for n in own}
+                running.append((_until_end([mine[n] for n in sorted(mine)], remaining), fork))
+            yield from together(running, frame)
+
+        return [Step(wait, True)]
+
+    def _versions(self, stmt: tirx.Stmt, step: Step, count: int, loc: str) -> list[Step]:
+        """Return ``count`` steps for parts of the threads that execute a statement on their own;
+        none if they execute it together. Each has variables of its own."""
+        if not self.is_of_each_thread(stmt):
+            return []
+        variables = [loop.loop_var for loop in nodes_in(stmt, tirx.For)]
+        variables += [bind.var for bind in nodes_in(stmt, tirx.Bind)]
+        if not variables:
+            return [step] * count
+        steps = []
+        for _ in range(count):
+            for var in filter(self.slots.__contains__, variables):
+                self.slots[tirx.Var(var.name, var.dtype)] = self.slots.pop(var)
+            steps.append(self.statement(stmt, loc))
+        return steps
+
+    def is_of_each_thread(self, stmt: tirx.Stmt) -> bool:
+        """Return whether each thread executes a statement on its own, which needs no others."""
+        calls = nodes_in(stmt, tirx.Call)
+        levels = {spec.level for spec in map(builtin_of, calls) if spec is not None}
+        names = {op_name(call) for call in calls}
+        return (
+            levels <= {"thread"}
+            and not nodes_in(stmt, tirx.SBlock)
+            and not any(map(is_parallel, nodes_in(stmt, tirx.For)))
+            and not any(name.startswith("tl.tileop.") or name == SYNC_THREADS for name in names)
+            and not isinstance(stmt, tirx.Bind)
+        )
 
     def _is_of_threads(self, expr: tirx.PrimExpr) -> bool:
         """Return whether a condition depends on the thread only."""
@@ -642,23 +737,30 @@ def _barrier(stmts: Any) -> str:
     return f"barrier before --> {line}" if line else "next barrier"
 
 
-def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:
-    """Return steps under conditions on the thread. Those of different threads are interleaved."""
-    if len(cases) < 2 or not any(step.waits for _, step in cases):
-        return [step for _, step in cases]
+def _may_wait(stmt: tirx.Stmt) -> bool:
+    """Return whether threads may wait in a statement for others of the block: at an mbarrier, or at
+    a barrier with a number."""
+    return any(
+        op_name(call) == MBARRIER_WAIT or (op_name(call) == SYNC_THREADS and len(call.args) > 1)
+        for call in nodes_in(stmt, tirx.Call)
+    )
 
-    def wait(frame: Frame):
-        shape = frame.mask.on.shape
-        parts = disjoint((np.broadcast_to(c(frame), shape), step) for c, step in cases)
-        if frame.space is not None or len(parts) == 1:
-            yield from go(sequence([step for _, step in cases]), frame)
-            return
-        masks = [frame.mask.where(threads) for threads, _ in parts]
-        steps = [sequence(steps) for _, steps in parts]
-        running = [(s, frame.fork(m)) for s, m in zip(steps, masks, strict=True) if m.count]
-        yield from together(running, frame)
 
-    return [Step(wait, True)]
+def _is_computed(stmt: tirx.Stmt) -> bool:
+    """Return whether a statement only computes a value, which depends on no memory."""
+    if not isinstance(stmt, tirx.Bind) or nodes_in(stmt.value, tirx.BufferLoad):
+        return False
+    return not any(map(has_effect, nodes_in(stmt.value, tirx.Call)))
+
+
+def _until_end(steps: list[Step], remaining: list[Frame]) -> Step:
+    """Return a step that runs ``steps``, and then removes its frame from ``remaining``."""
+
+    def run(frame: Frame):
+        yield from go(sequence(steps), frame)
+        remaining.remove(frame)
+
+    return Step(run, True)
 
 
 def _pause(frame: Frame) -> Iterator[None]:

@@ -245,6 +245,9 @@ class Machine:
             why = f"a counter is above the only value waited for, and {why}"
         if missing := self._missing_rows():
             why = f"{missing}\n{why}"
+        waits = [c.waiting for c in self._held if c.waiting is not None]
+        if obstacle := next((wait.obstacle for wait in waits if wait.obstacle), ""):
+            return SimulationError("unsupported", "\n".join([obstacle, *lines]))
         return SimulationError(
             "arrival" if passed or missing else "deadlock", "\n".join([why, *lines])
         )

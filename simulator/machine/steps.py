@@ -63,6 +63,8 @@ class Waiting:
     """History when the condition was last evaluated."""
     place: str = ""
     """Block of which other threads wait for nothing, and continue after the branch."""
+    obstacle: str = ""
+    """What the simulator does not do, if the program itself may continue."""
 
     def may_end(self) -> bool:
         """Return whether the condition is true. Evaluate it only after a change of its word."""
@@ -118,6 +120,7 @@ def together(parts: list[tuple[Step, Frame]], outer: Frame) -> Iterator[Any]:
                     lambda waits=waits: any(w.passed() for w in waits),
                     lambda waits=waits: [target for w in waits for target in w.targets()],
                     place=outer.block.place if ended else "",
+                    obstacle=next((w.obstacle for w in waits if w.obstacle), ""),
                 )
 
 
@@ -136,6 +139,58 @@ def before_barrier(step: Step, barrier: str) -> Step:
             yield noted(event) if isinstance(event, Waiting) and event.place else event
 
     return Step(wait, True)
+
+
+class Meeting:
+    """One execution of a statement by parts of the threads of a block, together.
+
+    Args:
+        outer: the frame of all of these threads.
+        parts: frames of the parts that have not ended.
+        needs_all: whether the program itself needs all of these threads.
+    """
+
+    def __init__(
+        self, step: Step, outer: Frame, parts: list[Frame], needs_all: bool, loc: str
+    ) -> None:
+        self._step, self._outer, self._parts = step, outer, parts
+        self._needs_all, self._loc = needs_all, loc
+        self._arrived: list[Frame] = []
+        self._begun = self._ended = False
+
+    def run(self, frame: Frame) -> Iterator[Any]:
+        """Execute the statement with the other parts; the last one to arrive runs it for all."""
+        self._arrived.append(frame)
+        while not self._ended:
+            if self._is_complete():
+                yield from self._execute()
+            else:
+                yield self._waiting(frame)
+
+    def _waiting(self, frame: Frame) -> Waiting:
+        obstacle = (
+            "a statement of all threads, which some of them execute while others wait before it, "
+            "is not simulated; expected it before the branches of these threads, or in one of them"
+            f"\n --> {self._loc}"
+        )
+        threads = f"{frame.mask.count} threads of {frame.block.place}"
+        return Waiting(
+            lambda: self._ended or self._is_complete(),
+            lambda: f"{threads} wait for the others --> {self._loc}",
+            obstacle="" if self._needs_all else obstacle,
+        )
+
+    def _is_complete(self) -> bool:
+        return not self._begun and all(part in self._arrived for part in self._parts)
+
+    def _execute(self) -> Iterator[Any]:
+        self._begun = True
+        active = np.logical_or.reduce([part.mask.on for part in self._arrived])
+        frame = self._outer.fork(self._outer.mask.where(active))
+        yield from go(self._step, frame)
+        for part in self._arrived:
+            part.join_exits(frame)
+        self._ended = True
 
 
 def each(steps: Callable[[Frame], Iterator[Step]], waits: bool) -> Step:

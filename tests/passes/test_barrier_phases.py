@@ -338,6 +338,50 @@ def bulk_loads(threads, A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), 
 
 
 @factory
+def bulk_stores(
+    row, size, A: T.Tensor((8, 64, 64), "float16"), C: T.Tensor((8, 64, 64), "float16")
+):
+    with T.Kernel(8, threads=128) as bx:
+        tile, tx = T.alloc_shared((64, 64), "float16"), T.get_thread_binding()
+        for i, j in T.Parallel(64, 64):
+            tile[i, j] = A[bx, i, j]
+        T.sync_threads()
+        W.fence_proxy_async()
+        if tx < 32:
+            W.bulk_store(C[bx, row(bx, tx), 0], tile[tx, 0], size)
+            W.bulk_commit()
+            W.bulk_wait(0)
+
+
+@factory
+def store_between_roles(
+    case, A: T.Tensor((STEPS, 64, 64), "float16"), C: T.Tensor((STEPS, 64, 64), "float16"),
+    D: T.Tensor((2, 384), "int32"),
+):  # fmt: skip
+    """All threads store elements between the branches of producers and consumers."""
+    with T.Kernel(1, threads=384):
+        tile, tx = T.alloc_shared((64, 64), "float16"), T.get_thread_binding()
+        ready, free = T.alloc_barrier(arrive_count=128), T.alloc_barrier(arrive_count=128)
+        if tx < 128:
+            for k in T.serial(STEPS):
+                T.barrier_wait(free, k % 2 ^ 1)
+                T.tma_copy(A[k, :, :], tile, barrier=ready)
+                T.barrier_arrive(ready)
+        twice = 2 * tx
+        for i in T.serial(2):
+            D[i, tx] = twice + i
+        if tx >= 256:
+            for k in T.serial(STEPS):
+                T.barrier_wait(ready, k % 2)
+                if case == "early arrival":
+                    T.barrier_arrive(free)
+                for i, j in T.Parallel(64, 64):
+                    C[k, i, j] = tile[i, 63 - j]
+                if case == "right":
+                    T.barrier_arrive(free)
+
+
+@factory
 def load_by_lanes(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float16")):
     with T.Kernel(1, threads=128):
         tile, ready = T.alloc_shared((64, 64), "float16"), T.alloc_barrier(8)
@@ -423,6 +467,40 @@ def test_load_by_several_threads():
     np.testing.assert_array_equal(c, a[::-1])
     with pytest.raises(tw.TileWeaveError, match="32 threads load the same part of tile") as error:
         tw.emit(bulk_loads(32), arch="sm_90a", world_size=1)
+    assert "test_barrier_phases.py:" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "size"),
+    [
+        (lambda bx, tx: 0, 64),
+        (lambda bx, tx: bx, 64),
+        (lambda bx, tx: tx // 2, 64),
+        (lambda bx, tx: tx, 128),
+    ],
+)
+def test_bulk_stores_to_one_place(row, size):
+    program = bulk_stores(row, size)
+    with pytest.raises(tw.TileWeaveError, match="32 threads store the same part of C") as error:
+        tw.emit(program, arch="sm_90a", world_size=1)
+    assert "test_barrier_phases.py:" in str(error.value)
+
+
+def test_bulk_stores_to_places_of_their_own():
+    program = bulk_stores(lambda bx, tx: tx, 64)
+    assert "tw::bulk_store(" in tw.emit(program, arch="sm_90a", world_size=1)
+
+
+def test_store_between_roles():
+    a = np.random.default_rng(0).integers(0, 9, (STEPS, 64, 64)).astype(np.float16)
+    (out,) = tw.validate(store_between_roles("right"), 1, [{"A": a}], "sm_90a")
+    np.testing.assert_array_equal(out["C"], a[:, :, ::-1])
+    np.testing.assert_array_equal(out["D"], 2 * np.arange(384) + [[0], [1]])
+
+
+def test_early_arrival_after_a_store_between_roles():
+    with pytest.raises(tw.TileWeaveError, match="a write of tile after a read of tile") as error:
+        tw.emit(store_between_roles("early arrival"), arch="sm_90a", world_size=1)
     assert "test_barrier_phases.py:" in str(error.value)
 
 

@@ -16,7 +16,7 @@ NUMBERS = range(16)
 _ALL_OR_NONE = "all threads to reach it, or none"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Arrival:
     """Threads that arrive at a barrier.
 

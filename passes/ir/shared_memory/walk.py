@@ -120,12 +120,14 @@ class Walk:
     Args:
         rows: result of ``footprints.row_sizes``.
         launch: values of block indices and scalars; other ones are unknown.
+        divides: whether threads of different branches follow the statements between them on their
+            own. They do if they cannot continue together.
         follows_text: whether the cases of a branch are followed one after the other. They are if
             none can continue otherwise: what their threads wait for is not known.
     """
 
     def __init__(
-        self, func: tirx.PrimFunc, rows: Mapping[str, int], launch: Launch,
+        self, func: tirx.PrimFunc, rows: Mapping[str, int], launch: Launch, divides: bool = False,
         follows_text: bool = False,
     ) -> None:  # fmt: skip
         self._rows, self._launch = rows, launch
@@ -171,7 +173,7 @@ class Walk:
         self._arrived: Slots = frozenset()
         """Mbarriers at which threads have arrived."""
         self._blocked: list[_Blocked] = []
-        self._follows_text = follows_text
+        self._divides, self._follows_text = divides, follows_text
 
     @cached_property
     def _counts_phases(self) -> bool:
@@ -190,7 +192,8 @@ class Walk:
             return None
         try:
             for _ in self._statement(self._func.body):
-                walk = Walk(self._func, self._rows, self._launch, True)
+                order = {"follows_text": True} if self._divides else {"divides": True}
+                walk = Walk(self._func, self._rows, self._launch, **order)
                 finding, self.is_vague = walk.finding(), walk.is_vague
                 return finding
             self._barriers.require_none()
@@ -257,8 +260,9 @@ class Walk:
         return self._has_order[stmt]
 
     def _sequence(self, stmt: tirx.SeqStmt) -> Steps:
-        """Follow the statements of a sequence; branches of different threads in a row are followed
-        together, like the cases of one branch."""
+        """Follow the statements of a sequence; branches of different threads in a row, and what
+        these threads execute on their own between them, are followed together, like the cases of
+        one branch."""
         at = 0
         skipped: list[tirx.Stmt] = []
         while at < len(stmt.seq):
@@ -280,26 +284,35 @@ class Walk:
         self, stmt: tirx.SeqStmt, at: int
     ) -> tuple[int, list[tuple[np.ndarray, list[tuple[int, int]]]]]:
         """Return the place after the branches on the thread that begin at ``at`` in a sequence, and
-        the parts of different threads: the threads, and the first and last place of each branch. A
-        statement that is no such branch is one part.
+        the parts of different threads: the threads, and the first and last place of each branch, or
+        statement between branches. A statement that is no such branch is one part.
 
         Branches in a row with one condition are one branch: TileLang gives each statement of a
         pipelined loop the conditions around it.
         """
         branches: list[tuple[np.ndarray, tuple[int, int]]] = []
+        between: list[tuple[int, int]] = []
         end = at
         while end < len(stmt.seq):
             begin, end = end, end + 1
             while end < len(stmt.seq) and _is_same_branch(stmt.seq[begin], stmt.seq[end]):
                 end += 1
             threads = self._threads_of_branch(stmt.seq[begin])
-            if threads is None:
+            if threads is not None:
+                branches.append((threads, (begin, end)))
+            elif branches and self._divides:
+                between.append((begin, end))
+            else:
                 break
-            branches.append((threads, (begin, end)))
-        if any(self._orders(stmt.seq[n]) for _, places in branches for n in range(*places)):
-            return branches[-1][1][1], disjoint(branches)
-        first = branches[0][1] if branches else (at, end)
-        return first[1], [(self._mask, [first])]
+        if not any(self._orders(stmt.seq[n]) for _, places in branches for n in range(*places)):
+            first = branches[0][1] if branches else (at, end)
+            return first[1], [(self._mask, [first])]
+        end, parts = branches[-1][1][1], disjoint(branches)
+        between = [places for places in between if places < (end, end)]
+        if between and len(parts) > 1:
+            rest = self._mask & ~np.logical_or.reduce([threads for threads, _ in parts])
+            parts += [(rest, [])] if rest.any() else []
+        return end, [(threads, places + between) for threads, places in parts]
 
     def _threads_of_branch(self, stmt: tirx.Stmt) -> np.ndarray | None:
         """Return the threads that execute a branch with one case, if they are some threads that its

@@ -8,6 +8,7 @@ import tilelang
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tests.simulator.frontend import launch
 from tests.simulator.frontend.launch import N, fault, integers, normal
 
@@ -122,6 +123,44 @@ def specialised(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
 def test_warp_groups_run_concurrently():
     A = normal(N)
     assert (run(specialised, A=A)["B"] == A * 2).all()
+
+
+@factory
+def between_warp_groups(statement, A: T.Tensor((256,), "float32"), B: T.Tensor((256,), "float32")):
+    with T.Kernel(1, threads=256) as _:
+        t = T.get_thread_binding()
+        full = T.alloc_barrier(128)
+        if t < 128:
+            T.barrier_wait(full[0], 0)
+        if statement == "element":
+            B[t] = A[t]
+        if statement == "copy":
+            T.copy(A, B)
+        if statement == "barrier":
+            T.sync_threads()
+        if t >= 128:
+            T.barrier_arrive(full[0])
+
+
+def test_warp_groups_execute_their_parts_of_a_statement_between_branches():
+    A = normal(256)
+    assert (run(between_warp_groups("element"), A=A)["B"] == A).all()
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind", "text"),
+    [
+        ("copy", "unsupported", "expected it before the branches of these threads"),
+        (
+            "barrier",
+            "deadlock",
+            "in launch 0 wait for the others",
+        ),
+    ],
+)
+def test_statement_between_branches_for_which_threads_do_not_wait(statement, kind, text):
+    error = fault(between_warp_groups(statement), A=normal(256))
+    assert error.kind == kind and text in error.report
 
 
 @T.prim_func
