@@ -10,6 +10,7 @@ import torch
 from torch._inductor import config, custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
 from tests.integrations import torch_on_ranks as on_ranks
 from tileweave.builtins.errors import TileWeaveError
@@ -19,7 +20,9 @@ from tileweave.integrations.torch import (
     explain,
     fsdp,
     hooks,
+    parallel_styles,
     set_fsdp_communication,
+    styles,
 )
 from tileweave.integrations.torch.gather_forms import merge_gathers
 from tileweave.integrations.torch.passes import Passes
@@ -122,7 +125,8 @@ def test_sequence_parallel_mlp(two, axis, shape, rows, biased):
             "2 x fused_all_gather_matmul of",
             "nccl: the tensors are on cpu; expected cuda",
         )
-        assert f"{count} {rows} x (16, 16) x (16, 16): {nccl}" in result["calls"]
+        shapes = f"{rows} x (16, 16) x (16, 16) in float32"
+        assert f"{count} {shapes}: {nccl}" in result["calls"]
 
 
 @pytest.mark.parametrize("shape", [(8,), (3, 8)])
@@ -356,6 +360,13 @@ def test_fsdp_is_refused(monkeypatch):
 
 def arguments_differ(A, Bs):
     """Stand-in for an implementation that fits another release."""
+
+
+def test_styles_of_an_unsupported_torch_are_its_own(monkeypatch):
+    monkeypatch.setattr(styles, "unsupported_torch", lambda _: "torch 9 is too new")
+    with pytest.warns(RuntimeWarning, match="torch's own styles are returned: torch 9 is too new"):
+        own = parallel_styles()
+    assert own == (ColwiseParallel, RowwiseParallel, SequenceParallel)
 
 
 @pytest.mark.parametrize(

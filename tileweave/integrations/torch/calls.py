@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ...builtins.errors import TileWeaveError
@@ -19,6 +20,7 @@ class CallKind:
     Attributes:
         name: the operator in ``torch.ops.symm_mem``, or an implementation of attention.
         shapes: shapes of the activations and of the weights, or of q, k and v.
+        dtype: type of the activations, or of q.
         strategy: strategy of TileWeave's operator, with the reason, in the first call; None if
             torch's own implementation computes the calls.
         obstacle: why TileWeave's operator does not accept the calls; else None.
@@ -27,6 +29,7 @@ class CallKind:
 
     name: str
     shapes: list[tuple[int, ...]]
+    dtype: torch.dtype
     strategy: Strategy | None
     obstacle: str | None
     count: int = 0
@@ -36,7 +39,8 @@ class CallKind:
         how = f"torch's own implementation: {self.obstacle}"
         if self.strategy is not None:
             how = str(self.strategy)
-        return f"{self.count} x {self.name} of {shapes}: {how}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.count} x {self.name} of {shapes} in {dtype}: {how}"
 
 
 _kinds: dict[Hashable, CallKind] = {}
@@ -68,7 +72,7 @@ def accepted(
         except TileWeaveError as error:
             obstacle = str(error)
         shapes = [tuple(t.shape) for t in operands]
-        kind = _kinds[key] = CallKind(name, shapes, chosen, obstacle)
+        kind = _kinds[key] = CallKind(name, shapes, operands[0].dtype, chosen, obstacle)
     kind.count += 1
     return kind.obstacle is None
 

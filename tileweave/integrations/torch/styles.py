@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from types import MethodType
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor import parallel as torch_styles
 
 from ... import ops
+from ...builtins.versions import unsupported_torch
 from ...ops.core.checks import refused
 from .layout import flatten, unflatten
 
@@ -80,8 +82,14 @@ def parallel_styles() -> Styles:
     """Return styles for ``torch.distributed.tensor.parallel.parallelize_module`` that call the
     operators without a compiler, and keep all else as torch's styles do.
 
-    Gate and up, or q, k and v, gather their input once each; compiled models share one gather.
+    Gate and up, or q, k and v, gather their input once each; compiled models share one gather. For
+    a release of torch that is not supported they are torch's own, and a warning says why.
     """
+    if reason := unsupported_torch(torch.__version__):
+        message = f"parallel_styles: torch's own styles are returned: {reason}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        names = Styles._fields
+        return Styles(*(getattr(torch_styles, name) for name in names))
     return Styles(ColwiseParallel, RowwiseParallel, torch_styles.SequenceParallel)
 
 
