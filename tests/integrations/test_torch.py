@@ -153,21 +153,25 @@ def test_rms_norm(two, function, dtype, most):
         assert result["fused"] == ["tileweave::all_reduce_rms_norm"]
 
 
-VARIANTS = "avg", "other axis", "other weight", "gradient", "two_shot"
-
-
 @pytest.mark.parametrize(
-    ("rows", "dtype", "variant"),
+    ("rows", "dtype", "variant", "reason"),
     [
-        (257, torch.bfloat16, ""),
-        (4, torch.float32, ""),
-        (on_ranks.HIDDEN, torch.bfloat16, "columns"),
-        *[(4, torch.bfloat16, v) for v in VARIANTS],
+        (257, torch.bfloat16, "", "257 rows; expected at most 256"),
+        (4, torch.float32, "", "x is of torch.float32; expected "),
+        (4, torch.bfloat16, "avg", "reduce_op='avg'; expected 'sum'"),
+        (4, torch.bfloat16, "other weight", "the weight is computed in the graph"),
+        (4, torch.bfloat16, "two_shot", "4 rows, for which another program is faster"),
+        (4, torch.bfloat16, "other axis", None),
+        (on_ranks.HIDDEN, torch.bfloat16, "columns", None),
+        (4, torch.bfloat16, "gradient", None),
     ],
 )
-def test_other_norms_are_not_changed(two, rows, dtype, variant):
+def test_other_norms_are_not_changed(two, rows, dtype, variant, reason):
     for result in two.run(on_ranks.norm, rows, dtype, "torch_norm", variant):
-        assert result == {"error": 0, "fused": []}
+        assert result["error"] == 0 and result["fused"] == []
+        (text,) = result["unfused"]
+        assert text.count("; with the norm after it: ") == (reason is not None)
+        assert (reason or "") in text
 
 
 def test_nothing_to_fuse(two):

@@ -328,7 +328,8 @@ def norm(
         results = torch.compile(model, fullgraph=True)(*args)
         (graph,) = explain().graphs
     error = error_of(zip(results, expected, strict=True))
-    return {"error": error, "fused": [text.split()[0] for text in graph.fused]}
+    fused = [text.split()[0] for text in graph.fused]
+    return {"error": error, "fused": fused, "unfused": graph.unfused}
 
 
 def without_shapes() -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from torch.fx import Graph, Node
 
 from .all_reduces import RESHAPES, arguments, reason_of_all_reduce
+from .rms_norms import obstacle_of_norm
 
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.mm.default, _aten._scaled_mm.default)
@@ -54,12 +55,17 @@ def reason(collective: Collective, graph: Graph) -> str:
     c10d, node = torch.ops._c10d_functional, collective.node
     reasons: dict[Any, Callable[[Node, Graph], str]] = {
         c10d.all_gather_into_tensor.default: _reason_of_gather,
-        c10d.all_reduce.default: reason_of_all_reduce,
+        c10d.all_reduce.default: _reason_of_all_reduce,
         c10d.reduce_scatter_tensor.default: _reason_of_scatter,
     }
     if node.target not in reasons:
         return "TileWeave does not fuse it"
     return reasons[node.target](node, graph)
+
+
+def _reason_of_all_reduce(node: Node, graph: Graph) -> str:
+    of_product, of_norm = reason_of_all_reduce(node, graph), obstacle_of_norm(node)
+    return of_product if of_norm is None else f"{of_product}; with the norm after it: {of_norm}"
 
 
 def _reason_of_gather(node: Node, graph: Graph) -> str:

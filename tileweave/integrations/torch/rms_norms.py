@@ -50,15 +50,26 @@ def fuse_rms_norms(graph: Graph) -> None:
         n, r = all_reduce_rms_norm(x, residual, weight)
     """
     for node in graph.find_nodes(op="call_function", target=_c10d.all_reduce.default):
-        try:
-            match = _match(node)
-            _check(node, match)
-        except (_Differs, TileWeaveError):
-            continue
-        _replace(graph, node, match)
+        match = _match(node)
+        if match is not None and _obstacle(node, match) is None:
+            _replace(graph, node, match)
 
 
-def _match(node: Node) -> _Match:
+def obstacle_of_norm(node: Node) -> str | None:
+    """Return why an all-reduce is not fused with the norm after it; None if there is no norm."""
+    match = _match(node)
+    return None if match is None else _obstacle(node, match)
+
+
+def _match(node: Node) -> _Match | None:
+    """Return the residual and the norm after an all-reduce; None if there are none."""
+    try:
+        return _matched(node)
+    except _Differs:
+        return None
+
+
+def _matched(node: Node) -> _Match:
     inner: list[Node] = []
 
     def user_of(node: Node, *targets: Any) -> Node:
@@ -106,31 +117,34 @@ def _match(node: Node) -> _Match:
     return _Match(residual, weight, eps, total, normalized, inner)
 
 
-def _check(node: Node, match: _Match) -> None:
-    """Refuse calls for which the operator is slower or gives other results.
-
-    Raises:
-        _Differs, TileWeaveError: the call is not replaced.
-    """
+def _obstacle(node: Node, match: _Match) -> str | None:
+    """Return why the operator would be slower than the match, or give other results; else None."""
     source, reduce_op, group = arguments(node)
     nodes = source, match.residual, match.weight
-    if reduce_op != "sum" or not all(isinstance(n, Node) for n in nodes):
-        raise _Differs
+    if reduce_op != "sum":
+        return f"reduce_op={reduce_op!r}; expected 'sum'"
+    if not all(isinstance(n, Node) for n in nodes):
+        return "the residual or the weight is a number"
     if match.weight.op not in ("placeholder", "get_attr"):  # it may be computed after the sum
-        raise _Differs
+        return "the weight is computed in the graph"
     inputs = Inputs(*[n.meta["val"] for n in nodes])
-    problem = checked_problem(inputs, match.eps, None, ranks_of(group).world_size)
+    try:
+        problem = checked_problem(inputs, match.eps, None, ranks_of(group).world_size)
+    except TileWeaveError as error:
+        return str(error)
+    if not isinstance(problem.tokens, int) or problem.tokens > _MOST_ROWS:
+        return f"{problem.tokens} rows; expected at most {_MOST_ROWS}"
+    if obstacle := problem.obstacle():
+        return obstacle
     device = inputs.x.device
-    if (
-        not isinstance(problem.tokens, int)
-        or problem.tokens > _MOST_ROWS
-        or problem.obstacle()
-        or (device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0))
-        or not (inputs.x.is_contiguous() and inputs.residual.is_contiguous())
-        # In the other program each rank receives the sum with the residual of the row's owner.
-        or AllReduceRmsNorm.fastest(problem) != ONE_SHOT
-    ):
-        raise _Differs
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
+        return f"{torch.cuda.get_device_name(device)}; expected sm_90 or newer"
+    if not (inputs.x.is_contiguous() and inputs.residual.is_contiguous()):
+        return "an input is not contiguous"
+    # In the other program each rank receives the sum with the residual of the row's owner.
+    if AllReduceRmsNorm.fastest(problem) != ONE_SHOT:
+        return f"{problem.tokens} rows, for which another program is faster"
+    return None
 
 
 def _replace(graph: Graph, node: Node, match: _Match) -> None:
