@@ -195,7 +195,7 @@ def _refuse_overtaken(levels: list[_Level], overwritten: set[tirx.Var]) -> None:
 
 
 def _refuse_conflict(early: tirx.Stmt, late: tirx.Stmt, shared: set[tirx.Var]) -> None:
-    reads = {v: b for v, b in accesses_of(early).reads.items() if not is_private(b)}
+    reads = accesses_of(early).reads
     published = [b for v, b in reads.items() if v in shared]
     for stmt in (leaf.stmt for leaf in leaves_of(late)):
         overwritten = [b for v, b in accesses_of(stmt).writes.items() if v in reads]

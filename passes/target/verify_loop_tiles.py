@@ -25,7 +25,7 @@ from ..ir.walk import (
 
 
 def verify_loop_tiles(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
-    """Refuse three uses of a tile that ``T.Pipelined`` loads.
+    """Refuse four uses of a tile that ``T.Pipelined`` loads.
 
     - A use of a multi-buffered tile outside of its loop. A tile that one stage of the loop loads
       and a later stage reads has a version for each stage. TileLang gives it an axis for the
@@ -43,6 +43,9 @@ def verify_loop_tiles(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
       statement between them reads the tile. TileLang waits for loads before the first statement
       that reads one of their tiles. A statement that only writes a tile runs before this wait, or
       in the producer warps, and the load may overwrite what it stores.
+    - A load of the tile that reads a fragment which the loop, or a statement after it in a loop
+      around it, changes. The producer warps have their own copy, which these statements do not
+      change.
 
     Raises:
         LanguageError: names the tile, and the lines of the use and of the loop or load.
@@ -57,6 +60,7 @@ def verify_loop_tiles(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     _verify_versions(program, sm_of(target), has_producer)
     if has_producer and program.prelude is not None:
         _verify_prelude(program.prelude)
+        _verify_fragments(program.prelude)
     for loop in filter(is_pipelined, nodes_in(func.body, tirx.For)):
         _verify_overwrites(loop)
     return func
@@ -242,6 +246,28 @@ def _verify_prelude(prelude: _Prelude) -> None:
                 )
                 raise _error(stmt, problem, ("use", stmt), ("T.Pipelined", loop))
         awaited_in_loop |= early
+
+
+def _verify_fragments(prelude: _Prelude) -> None:
+    """Refuse loads of producer warps that read a fragment which the consumers change."""
+    iteration = iteration_of(prelude.loop)
+    changes = [*iteration, *(prelude.later if prelude.is_in_loop else [])]
+    for load in filter(_is_load_by_threads, iteration):
+        for data, fragment in accesses_of(load).reads.items():
+            change = next((s for s in changes if data in accesses_of(s).writes), None)
+            if fragment.scope() == "local.fragment" and change is not None:
+                problem = (
+                    f"reads {fragment.name} in producer warps of T.Pipelined, and consumer warps "
+                    f"change it; expected {fragment.name} in shared memory, or T.serial"
+                )
+                raise _error(load, problem, ("load", load), ("change", change))
+
+
+def _is_load_by_threads(stmt: tirx.Stmt) -> bool:
+    """Return whether TileLang gives ``stmt``, a load without a copy, to the producer warps."""
+    buffers = accesses_of(stmt).reads.values()
+    is_read_by_consumers = any(b.scope() in ("local", "local.var") for b in buffers)
+    return isinstance(stmt, tirx.For) and bool(tiles_loaded_in(stmt)) and not is_read_by_consumers
 
 
 def _verify_overwrites(loop: tirx.For) -> None:

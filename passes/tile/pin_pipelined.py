@@ -9,6 +9,7 @@ from tvm.tirx.stmt_functor import ir_transform
 from ...builtins.debug import delay
 from ...builtins.errors import LanguageError
 from ...builtins.spec import builtin_of, declaration_of
+from ..ir.accesses import accesses_of
 from ..ir.memory_order import acquires
 from ..ir.operators import is_placeholder, placeholder
 from ..ir.origin import hint_of, name_of
@@ -41,8 +42,9 @@ def pin_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     Warp specialization moves the statements before a loop's first use of loaded data to the
     producer if all of them look like reads. That is correct only for waits: the producer has other
-    threads, and block barriers do not include it. TileLang does not know the placeholder, so the
-    statements after it stay with the consumers, and ``complete_bulk_stores`` removes it.
+    threads and fragments, and block barriers do not include it. TileLang does not know the
+    placeholder, so the statements after it stay with the consumers, and ``complete_bulk_stores``
+    removes it.
     ``stage_waits`` schedules the marked waits, and ``verify_pipelined`` verifies them in the
     lowered program.
 
@@ -73,7 +75,8 @@ def pin_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
                 _refuse_acquires(others, inner)
                 inner = ir_transform(inner, None, _mark_wait, ["tirx.Call"])
             pinned = any(is_placeholder(s) for s in out[-2:])
-            out += [placeholder(), inner] if others and not pinned else [inner]
+            must_stay = others or _moves_fragments(inner)
+            out += [placeholder(), inner] if must_stay and not pinned else [inner]
         return flatten(out)
 
     return func.with_body(pin(func.body))
@@ -137,6 +140,15 @@ def _returns_atomic(call: tirx.Call) -> bool:
 
 def _atomic_name(call: tirx.Call) -> str:
     return "T." + op_name(call).removeprefix("tl.").removesuffix("_elem_op").removesuffix("_ret")
+
+
+def _moves_fragments(stmt: tirx.Stmt) -> bool:
+    """Return whether ``stmt`` is an operator between a fragment and global memory."""
+    if not isinstance(stmt, tirx.Evaluate):
+        return False
+    accesses = accesses_of(stmt)
+    scopes = {b.scope() for b in (accesses.reads | accesses.writes).values()}
+    return {"local.fragment", "global"} <= scopes
 
 
 def _own_expressions(stmt: tirx.Stmt):

@@ -148,6 +148,29 @@ def test_an_initialization_may_use_the_index_of_the_thread():
     tw.validate(of_threads(True), 1, [{"A": A}], "sm_90a")
 
 
+@T.prim_func
+def set_by_variable(A: T.Tensor((256, 64), "float16"), out: T.Tensor((64, 64), F32)):
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_shared((64, 64), "float16")
+        total = T.alloc_fragment((64, 64), F32)
+        value = T.alloc_var(F32)
+        value = 5.0
+        T.fill(total, value)
+        for turn in T.serial(2):
+            value = value + 1.0
+            for step in T.Pipelined(2, num_stages=2):
+                T.copy(A[(turn * 2 + step) * 64, 0], tile)
+                T.gemm(tile, tile, total, transpose_B=True)
+        for i, j in T.Parallel(64, 64):
+            out[i, j] = total[i, j] * value
+
+
+def test_a_variable_that_changes_before_the_loop_sets_no_fragment():
+    problem = "T.fill: reads value before T.Pipelined, .* after assignment to value"
+    with pytest.raises(tw.TileWeaveError, match=problem):
+        defer_initializations(upgrade_ir(set_by_variable), TARGET)
+
+
 def test_a_loop_without_loads_by_the_tma_is_not_specialized():
     program = of_threads(False)
     assert defer_initializations(program, TARGET).same_as(program)
