@@ -21,7 +21,8 @@ class _State(NamedTuple):
 
     Attributes:
         stored: memory that these warps may have stored.
-        foreign: memory whose latest value only the warps of the other role have.
+        foreign: memory whose latest value only the warps of the other role have, and names that
+            are defined by it.
     """
 
     stored: _Memory = frozenset()
@@ -59,10 +60,12 @@ class _Warps:
         splits: branches of the specialized parts.
         analyzer: analyzer with the range of their thread index.
         others: memory that the warps of the other role store in the specialized parts.
+        names: by each variable of a definition, memory without value for these warps in it.
     """
 
     def __init__(self, own: int, splits: list[tirx.IfThenElse], analyzer: Analyzer) -> None:
         self.own, self.splits, self.analyzer = own, splits, analyzer
+        self.names: dict[tirx.Var, str] = {}
         self._stored_in, self._passed_in = cache(_stored_in), cache(_passed_in)
         self._may_not_run, self._is_excluded = cache(may_not_run), cache(self._excludes)
         others = (_cases(split)[1 - own] for split in splits)
@@ -79,6 +82,12 @@ class _Warps:
             for part in inner:
                 before = self.visit(part, before, check)
             return before
+        if isinstance(stmt, tirx.Bind) and not nodes_in(stmt.value, tirx.Call):
+            names = self._missing(stmt.value, before)
+            self.names[stmt.var] = next(iter(names), "")
+            own = frozenset({stmt.var})
+            foreign = before.foreign | own if names else before.foreign - own
+            return before._replace(foreign=foreign)
         if check:
             self._require(stmt, stmt, before)
         stored = self._stored_in(stmt)
@@ -101,6 +110,8 @@ class _Warps:
             after = self.visit(cases[self.own], before, check)
             own, other = map(self._stored_in, (cases[self.own], cases[1 - self.own]))
             return after._replace(foreign=after.foreign | (other - own))
+        if self._missing(stmt.condition, before) and not self._acts(stmt):
+            return before._replace(foreign=before.foreign | self._stored_in(stmt))
         if check:
             self._require(stmt.condition, stmt, before)
         if self._is_excluded(stmt.condition):
@@ -115,17 +126,33 @@ class _Warps:
             return self._excludes(condition.a) or self._excludes(condition.b)
         return self.analyzer.can_prove(tirx.Not(condition))
 
+    def _acts(self, stmt: tirx.Stmt) -> bool:
+        """Return whether these warps do more in ``stmt`` than assign to thread-local memory."""
+        if isinstance(stmt, tirx.IfThenElse) and self._is_excluded(stmt.condition):
+            return stmt.else_case is not None and self._acts(stmt.else_case)
+        inner = children_of(stmt)
+        if inner:
+            return any(map(self._acts, inner))
+        return not isinstance(stmt, tirx.BufferStore) or bool(
+            nodes_in(stmt, tirx.Call) or not self._stored_in(stmt)
+        )
+
+    def _missing(self, node: tirx.PrimExpr | tirx.Stmt, state: _State) -> list[str]:
+        """Return the names of the memory in ``node`` whose values these warps do not have."""
+        missing = (self.others - state.stored - self._passed_in(node)) | state.foreign
+        loads = [load.buffer for load in nodes_in(node, tirx.BufferLoad)]
+        names = [buffer.name for buffer in loads if buffer.data in missing]
+        bound = missing & self.names.keys()
+        return names + [self.names[v] for v in nodes_in(node, tirx.Var) if v in bound]
+
     def _require(self, node: tirx.PrimExpr | tirx.Stmt, stmt: tirx.Stmt, state: _State) -> None:
         """Check that these warps have the value of each load in ``node``."""
-        unwritten = self.others - state.stored - self._passed_in(node)
-        for load in nodes_in(node, tirx.BufferLoad):
-            if load.buffer.data in unwritten | state.foreign:
-                name = load.buffer.name
-                raise LanguageError(
-                    f"{name}: TileLang moves its computation to some of the warps of a pipelined "
-                    f"loop, and other warps read it; expected shared memory instead of {name}, or "
-                    f"T.serial instead of T.Pipelined{location(stmt)}"
-                )
+        for name in self._missing(node, state):
+            raise LanguageError(
+                f"{name}: TileLang moves its computation to some of the warps of a pipelined "
+                f"loop, and other warps read it; expected shared memory instead of {name}, or "
+                f"T.serial instead of T.Pipelined{location(stmt)}"
+            )
 
 
 def _cases(branch: tirx.IfThenElse) -> tuple[tirx.Stmt, tirx.Stmt | None]:

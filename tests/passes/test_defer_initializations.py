@@ -171,6 +171,32 @@ def test_a_variable_that_changes_before_the_loop_sets_no_fragment():
         defer_initializations(upgrade_ir(set_by_variable), TARGET)
 
 
+@T.prim_func
+def of_branches(A: W.Symmetric((256, 64), "float16"), out: T.Tensor((2, 64, 64), F32)):
+    with T.Kernel(2, threads=128) as block:
+        tile = T.alloc_shared((64, 64), "float16")
+        total = T.alloc_fragment((64, 64), F32)
+        T.fill(total, 3)
+        for turn in T.serial(2):
+            if turn == block:
+                for i, j in T.Parallel(64, 64):
+                    total[i, j] += A[W.rank(), i, j]
+            else:
+                for step in T.Pipelined(2, num_stages=2):
+                    T.copy(A[W.rank(), (turn * 2 + step) * 64, 0], tile)
+                    T.gemm(tile, tile, total, transpose_B=True)
+        T.copy(total, out[block, 0, 0])
+
+
+def test_another_branch_of_the_loop_may_use_the_fragment():
+    A = np.arange(256 * 64, dtype="float16").reshape(256, 64) % 3
+    (actual,) = tw.validate(of_branches, 1, [{"A": A}], "sm_90a")
+    tiles = A.astype(F32).reshape(4, 64, 64)
+    squares = tiles @ tiles.transpose(0, 2, 1)
+    expected = 3 + tiles[0] + np.stack([squares[2] + squares[3], squares[0] + squares[1]])
+    np.testing.assert_array_equal(actual["out"], expected)
+
+
 def test_a_loop_without_loads_by_the_tma_is_not_specialized():
     program = of_threads(False)
     assert defer_initializations(program, TARGET).same_as(program)
