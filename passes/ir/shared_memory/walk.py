@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -192,8 +193,11 @@ class Walk:
             return None
         try:
             for _ in self._statement(self._func.body):
-                order = {"follows_text": True} if self._divides else {"divides": True}
-                walk = Walk(self._func, self._rows, self._launch, **order)
+                waiting = chain.from_iterable(self._barriers.waiting.values())
+                # Nobody comes to a barrier of the block that only some threads reach.
+                is_misplaced = any(arrival.barrier.count is None for arrival in waiting)
+                divides = not self._divides and not is_misplaced
+                walk = Walk(self._func, self._rows, self._launch, divides, not divides)
                 finding, self.is_vague = walk.finding(), walk.is_vague
                 return finding
             self._barriers.require_none()
