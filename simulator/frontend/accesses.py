@@ -477,7 +477,7 @@ def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, 
             if poison is not None and _of_threads(poison, frame):
                 poison = poison[threads]
         tile.data[key] = values
-        tile.set_poison(key, poison, frame.block.machine.memory.unwritten)
+        frame.block.set_poison(tile, key, poison)
         return
     if frame.space is not None and tile.scope in _REGISTERS and (
         tile in frame.points or not any(isinstance(i, np.ndarray) for i in index)
@@ -527,7 +527,7 @@ def _put(frame: Frame, tile: Tile, key: tuple, values: Any, poison: Any, loc: st
     if frame.block.stores:
         frame.block.require_unread(tile, key, loc)
     tile.data[key] = values
-    tile.set_poison(key, poison, frame.block.machine.memory.unwritten)
+    frame.block.set_poison(tile, key, poison)
 
 
 def _store_of_points(
@@ -543,7 +543,7 @@ def _store_of_points(
     copies = frame.points[tile]
     copies.data[key] = np.broadcast_to(values, space)[active]
     bad = None if poison is None else np.broadcast_to(poison, space)[active]
-    copies.set_poison(key, bad, frame.block.machine.memory.unwritten)
+    frame.block.set_poison(copies, key, bad)
 
 
 def _differs(index: list, values: Any) -> bool:

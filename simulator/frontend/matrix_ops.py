@@ -131,8 +131,7 @@ class Registers:
             index = np.ogrid[key] if isinstance(key[0], slice) else key
             require_numbers(frame, tile.name, index, values, None, self.loc)
         tile.data[key] = values
-        bad = None if poison is None else poison.reshape(shape)
-        tile.set_poison(key, bad, frame.block.machine.memory.unwritten)
+        frame.block.set_poison(tile, key, None if poison is None else poison.reshape(shape))
 
 
 def ldmatrix(c: Statements, call: tirx.Call, loc: str) -> Step:

@@ -11,7 +11,7 @@ from tvm import DataType, tirx
 
 from ...builtins.spec import builtin_of
 from ...passes.ir.accesses import READS, touches_in
-from ...passes.ir.block_barrier import is_sync_threads
+from ...passes.ir.block_barrier import SYNC_THREADS, is_sync_threads
 from ...passes.ir.pipelined_loops import is_pipelined
 from ...passes.ir.thread_sets import disjoint
 from ...passes.ir.walk import (
@@ -45,8 +45,6 @@ from .expressions import Expr, Expressions, narrowed
 from .numbers import literals_in
 
 _ACCESSES = tirx.BufferLoad, tirx.BufferStore
-SYNC_THREADS = "tirx.tvm_storage_sync"
-"""Barrier of all threads of the block or, with a number, of some."""
 _MAX_ITERATIONS = 1_000_000
 """Iterations after which a while loop is reported as a deadlock."""
 

@@ -177,7 +177,7 @@ class Region(NamedTuple):
             values, bad = self._fitted(frame, box, values, poison, tile.dtype)
             key = (slice(None), *box.inside) if tile.by_thread else box.inside
             tile.data[key] = values
-            tile.set_poison(key, bad, frame.block.machine.memory.unwritten)
+            frame.block.set_poison(tile, key, bad)
             return
         tensor = self.ref.tensor(frame)
         box = self.box(frame, tensor.shape, tensor.symmetric)

@@ -428,6 +428,11 @@ class Block:
         """Note that a line reads poison from elements of a tile."""
         self.machine.memory.unwritten = tile.explain(key, loc)
 
+    def set_poison(self, tile: Tile, key: Any, poison: Any) -> None:
+        """Note a write to elements of a tile, whose poison has the explanation of the last one that
+        was read; see ``Tile.set_poison``."""
+        tile.set_poison(key, poison, self.machine.memory.unwritten)
+
     def use(self, tile: Tile, thread_groups: tuple[int, ...]) -> None:
         """Note that these threads read a tile, after a wait for its loads."""
         self.await_load(tile, thread_groups)
