@@ -26,15 +26,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.generated.programs import FAMILIES, Program, random_program
 from tests.generated.reference import Unsuitable, inputs_of, is_output, parameters_of, results_of
+from tests.gpu.lowering import as_torch
 from tests.modules import load_module
 from tests.on_gpus import Verdicts, main, parser_of, say
 
 INPUTS = 3
 """Inputs of a program, which its launches have in turn."""
-
-
-def on_gpu(values: np.ndarray, dtype: str) -> torch.Tensor:
-    return torch.from_numpy(values.astype(np.float64)).to(getattr(torch, dtype)).cuda()
 
 
 def exact_inputs(program: Program) -> Iterator[tuple[dict, dict]]:
@@ -52,7 +49,7 @@ def fault_of(kernel: Callable, program: Program, launches: int) -> str:
     parameters = parameters_of(program.reference)
     given = list(islice(exact_inputs(program), INPUTS))
     calls = [
-        {name: on_gpu(given[n % INPUTS][0][name], dtype) for name, _, dtype in parameters}
+        {name: as_torch(given[n % INPUTS][0][name], dtype) for name, _, dtype in parameters}
         for n in range(launches)
     ]
     torch.cuda.synchronize()
@@ -64,7 +61,7 @@ def fault_of(kernel: Callable, program: Program, launches: int) -> str:
     for number, tensors in enumerate(calls):
         for name, _, dtype in parameters:
             if is_output(name):
-                right = on_gpu(given[number % INPUTS][1][name], dtype)
+                right = as_torch(given[number % INPUTS][1][name], dtype)
                 if not torch.equal(tensors[name].double(), right.double()):
                     return f"launch {number}: {name} is wrong"
     return ""
