@@ -47,9 +47,9 @@ def wanted() -> bool:
 
 
 def build_ahead() -> None:
-    """Compile the native part while this thread goes on, if it is wanted. ``library`` waits for
-    it, and reports what fails."""
-    if wanted():
+    """Compile the native part while this thread goes on, if it is wanted and not loaded yet.
+    ``library`` waits for it, and reports what fails."""
+    if wanted() and not _library.cache_info().currsize:
         Thread(target=_try_to_build).start()
 
 

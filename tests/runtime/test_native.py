@@ -405,6 +405,7 @@ def test_an_intact_library_in_the_cache_is_not_compiled_again(monkeypatch, tmp_p
 def test_it_is_built_ahead_and_only_library_reports_what_fails(monkeypatch, tmp_path):
     monkeypatch.setattr(env, "TILELANG_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("CXX", "false")
+    native._library.cache_clear()
     begun = threading.active_count()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
