@@ -69,8 +69,8 @@ def fuse_all_reduces(graph: Graph) -> None:
             graph.erase_node(old)
 
 
-def reason_of_all_reduce(node: Node, _: Graph) -> str:
-    """Return why an all-reduce is not fused."""
+def reason_of_all_reduce(node: Node) -> str:
+    """Return why an all-reduce is not fused with the product before it."""
     match = _match(node)
     return match if isinstance(match, str) else "it was added after the passes of TileWeave"
 

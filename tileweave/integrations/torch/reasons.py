@@ -63,8 +63,8 @@ def reason(collective: Collective, graph: Graph) -> str:
     return reasons[node.target](node, graph)
 
 
-def _reason_of_all_reduce(node: Node, graph: Graph) -> str:
-    of_product, of_norm = reason_of_all_reduce(node, graph), obstacle_of_norm(node)
+def _reason_of_all_reduce(node: Node, _: Graph) -> str:
+    of_product, of_norm = reason_of_all_reduce(node), obstacle_of_norm(node)
     return of_product if of_norm is None else f"{of_product}; with the norm after it: {of_norm}"
 
 
